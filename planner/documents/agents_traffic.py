@@ -2,7 +2,7 @@
 
 planner/traffic/agents.py defines the words.
 
-agents: 500                      # the rest from a task: row, such as task: coding-agent
+agents: 500                      # the other keys from the traffic's task, such as task: coding-agent
 agents:
   count: 500
   turns: 8.8                     # of a task: the mean of a geometric distribution
@@ -51,6 +51,7 @@ def parse_agents(
     traffic: Section, row: Mapping[str, Any], read_lengths: Callable[[object, str], Lengths]
 ) -> Agents:
     """The agents of a section `traffic`; `row` has the keys of its task, which those in `traffic` replace.
+    The caller passes its function `read_lengths`, because its module imports this one.
 
     Raises InputError naming the key.
     """
@@ -66,7 +67,7 @@ def parse_agents(
                 f"done; drop {key}, or agents"
             )
     value, where = traffic.get("agents"), traffic.path_of("agents")
-    agent_keys = {"count": value} if is_number(value) else value  # A number as in agents: 500.
+    agent_keys = {"count": value} if is_number(value) else value  # agents: 500 is short for {count: 500}.
     if not isinstance(agent_keys, Mapping) or "count" not in agent_keys:
         raise InputError(f"{where}: expected how many work at once, such as agents: 500")
     section = Section.from_document({**row, **agent_keys}, where, KEYS)
@@ -83,6 +84,7 @@ def parse_agents(
         skew=repository.number("skew", 0.0, least=0.0),
         start=read_lengths(section.get("start"), section.path_of("start")) if "start" in section else None,
         sub_agents=_parse_sub_agents(section),
+        # `Agents(1)` has the default of most_tokens.
         most_tokens=section.whole_number("most_tokens", Agents(1).most_tokens, most=MAX_TOKENS),
     )
 

@@ -40,7 +40,7 @@ def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> I
     file = Section.from_document(document, where, ("buckets", "types", "slice_factor"))
     buckets = _parse_entries(file, "buckets", ("name", "rate_rps"))
     types = _parse_entries(file, "types", ("name", "cost_usd_per_h", "stock", "rate_rps"))
-    type_bucket_rps = np.array([_parse_rates(row, len(buckets)) for row in types])
+    type_bucket_rps = np.array([_parse_rates(row, len(buckets)) for row in types])  # (types, buckets)
     instance = Instance(
         _parse_names(buckets),
         _parse_names(types),
@@ -53,7 +53,7 @@ def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> I
     is_tiny = (instance.sustained_rps > 0) & (
         instance.rate_rps[:, None] > MOST_WORKERS * instance.sustained_rps
     )
-    for bucket, worker_type in np.argwhere(is_tiny).tolist():
+    for bucket, worker_type in np.argwhere(is_tiny).tolist():  # The error names the first such pair.
         raise InputError(
             f"{where}: type {instance.types[worker_type]!r} sustains "
             f"{instance.sustained_rps[bucket, worker_type]:g} requests/s of {instance.buckets[bucket]!r}, "
@@ -83,8 +83,8 @@ def allocation_document(instance: Instance, allocation: Allocation) -> dict[str,
     }
 
 
-def _parse_entries(file: Section, key: str, known: tuple[str, ...]) -> list[Section]:
-    """The entries of a list of mappings, none of which has a key other than `known`. Raises InputError."""
+def _parse_entries(file: Section, key: str, keys: tuple[str, ...]) -> list[Section]:
+    """The entries of the list of mappings under `key`. Raises InputError for a key in them beside `keys`."""
     rows = file.get(key)
     if not isinstance(rows, list) or not rows:
         raise refused_value(file.path_of(key), "expected a list with at least one entry", rows)
@@ -92,7 +92,7 @@ def _parse_entries(file: Section, key: str, known: tuple[str, ...]) -> list[Sect
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
             raise refused_value(f"{file.path_of(key)}[{i}]", "expected an object", row)
-        entries.append(Section.from_document(row, f"{file.path_of(key)}[{i}]", known))
+        entries.append(Section.from_document(row, f"{file.path_of(key)}[{i}]", keys))
     return entries
 
 
@@ -108,8 +108,8 @@ def _parse_names(entries: list[Section]) -> tuple[str, ...]:
 
 
 def _parse_rates(row: Section, buckets: int) -> list[float]:
-    """The rates of one type of worker, one for each bucket. `buckets` is their number; raises InputError for
-    another number of rates.
+    """The rates of one type of worker, one for each of the `buckets`. Raises InputError for another number
+    of rates.
     """
     rates = row.get("rate_rps")
     if not isinstance(rates, list) or len(rates) != buckets:

@@ -66,8 +66,8 @@ class SloVerdict(TypedDict):
     """Whether a simulation keeps the SLO, and by how much.
 
     `is_judged` is false where no value was compared with any limit. Of the last requests, `patient_frac`
-    waited at most `patience_s` for a token; `is_steady` is false where those are fewer than half, because
-    work then piles up.
+    waited at most `patience_s` for a token; `is_steady` is false if these are fewer than half, because work
+    then piles up.
     """
 
     holds: bool
@@ -288,7 +288,8 @@ class WhatIfAnswer(TypedDict):
     """`plan what-if --json`: the best fleet before and after a change.
 
     `kept` says whether the fleet from before still keeps the SLO after the change, with the policies that
-    `kept_under` names if they are not its own. `kept_as_written`: it is not, but in scenarios alone.
+    `kept_under` names if they are not its own. With `kept_as_written` it is not kept because of scenarios
+    alone: on the traffic as written it is.
     """
 
     warnings: NotRequired[list[str]]

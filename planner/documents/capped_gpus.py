@@ -1,4 +1,4 @@
-"""GPUs under a power limit that no row of gpus.yaml has: "a100-80g@300W" is an A100 limited to 300 W.
+"""GPUs under a power limit for which gpus.yaml has no row: "a100-80g@300W" is an A100 limited to 300 W.
 
 Power and slowdowns are those of planner/models/power.py; price, memory and links are the GPU's own.
 """
@@ -23,8 +23,8 @@ def split_cap(name: str) -> tuple[str, float] | None:
 
 
 def capped(gpu: Gpu, power_w: float) -> Gpu:
-    """The GPU under this limit. Raises CatalogError if it is capped already, or if the limit is above its
-    power or so low that no slowdown is known.
+    """The GPU under this limit. Raises CatalogError if the GPU is capped already, or if the limit is above
+    its power, or so low that nothing tells how much slower steps are.
     """
     if gpu.uncapped_w is not None:
         raise CatalogError(f"GPU {gpu.name}@{power_w:g}W: {gpu.name} is capped already; cap {gpu.base}")
@@ -47,7 +47,7 @@ def _split_known(rows: Mapping[str, object], name: str) -> tuple[str, float]:
 
 class GpuRows(dict[str, Gpu]):
     """GPUs by the names of their rows. Looking up a capped GPU that has no row computes it from its uncapped
-    row. It does not become a row: iteration and `in` know rows alone.
+    row. It does not become a row: iteration and `in` see only rows.
     """
 
     def __missing__(self, name: str) -> Gpu:

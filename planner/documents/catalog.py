@@ -2,7 +2,7 @@
 
     catalog = read_catalog()
     llm, gpu = catalog.llm("llama-3.1-70b"), catalog.gpu("h100@350W")
-    catalog.latency(llm, gpu, tp=4).step_s(2048)
+    catalog.step_latency(llm, gpu, tp=4).step_s(2048)
 
 A user's directory (`--catalog`) may hold any of acceptance.yaml, engines.yaml, gpus.yaml, llms.yaml,
 slos.yaml, spreads.yaml, tasks.yaml, prices.yaml and latency/*.yaml. A file there replaces the shipped one;
@@ -100,9 +100,8 @@ PRICE_IS = ("listed", "remembered")  # The values of `price_is`: from a price li
 UNCHECKED_BY_DEFAULT = (
     "its row says neither unchecked: false nor why nobody can tell how far its step times are from the truth"
 )
-MOST_NAMED = (
-    12  # Set by hand: an error about an unknown name lists all rows of a file if there are at most this many.
-)
+# An error about an unknown name lists all rows of a file if there are at most this many. Set by hand.
+MOST_NAMED = 12
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")  # Keys of a power-capped GPU's row alone.
 # The keys of rows in llms.yaml. Those of LLM_COUNTS are required of a row without `groups`.
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
@@ -148,7 +147,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Catalog:
-    """The rows by name, in the order of the files. `provenance` is keyed by the same names.
+    """The rows of each file by name, in its order. `provenance` is keyed by the names of GPUs, LLMs and SLOs.
 
     `aliases` map a lower-case name or alias to the row's own name. `fit_files` hold step times; a file is
     opened only when they are needed.
@@ -196,7 +195,7 @@ class Catalog:
         return self.gpu(name)
 
     def _gpu_without_market(self, alias: str) -> Gpu | None:
-        """The GPU of a lower-case name or alias, with the power limit at its end, if any; None if unknown."""
+        """The GPU of a lower-case name or alias, which may end in a power limit; None if unknown."""
         if alias in self.gpu_aliases:
             return self.gpus[self.gpu_aliases[alias]]
         base_and_watts = split_cap(alias)
@@ -373,8 +372,8 @@ class Catalog:
         return tuple(sorted(splits))
 
     def _first_fit(self, names: Sequence[str], gpu: str, split: Split) -> StepLatency | None:
-        """The fit of the first of these LLMs that has one. If sliced experts have no fit, that of whole ones
-        is taken; the reverse is not done.
+        """The fit of the first of these LLMs that has one. An LLM without a fit of sliced experts has that of
+        whole experts; the reverse is not done.
         """
         tp, _, dp, all2all = split
         for name in names:
@@ -410,8 +409,8 @@ class Catalog:
         return replace(moved, kind="roofline")
 
     def is_checked(self, llm: Llm, gpu: Gpu) -> bool:
-        """Whether measurements support step times of this LLM on this GPU: either rooflines of such GPUs were
-        compared with measured steps (the GPU's row is not `unchecked`), or this pair has a fit.
+        """Whether measurements support step times of this LLM on this GPU: the roofline of the GPU was
+        compared with measured steps (its row is not `unchecked`), or this pair has a fit.
         """
         return not gpu.unchecked or self.has_fit(llm, gpu)
 
@@ -420,7 +419,7 @@ class Catalog:
         return any(self._fits_of_shape(llm, gpu))
 
     def find_unchecked_gpus(self, llm: Llm) -> tuple[str, ...]:
-        """The GPUs whose step times nobody can judge; they are considered only if the question names them."""
+        """The GPUs for which `is_checked` is false; they are considered only if the question names them."""
         return tuple(name for name, gpu in self.gpus.items() if not self.is_checked(llm, gpu))
 
     def find_guessed_gpus(self, llm: Llm) -> tuple[str, ...]:
@@ -442,7 +441,7 @@ class Catalog:
 
     def _same_shape(self, llm: Llm) -> list[str]:
         """The row of this name, then all rows of the same shape and weight format. Image encoders and layers
-        for speculative decoding are no part of a step and do not count.
+        for speculative decoding do not count, as they take no time in a step.
         """
         alike = self._by_shape.get(_step_shape(llm), ())
         row_name, _ = self._llm_names.get(llm.name.lower(), (llm.name, ""))
@@ -453,7 +452,7 @@ class Catalog:
 
     @cached_property
     def _by_shape(self) -> dict[Llm, list[str]]:
-        """The names of all rows by the LLM without what step times do not depend on (`_step_shape`)."""
+        """The names of all rows by their `_step_shape`."""
         names: dict[Llm, list[str]] = {}
         for name, row in self.llms.items():
             names.setdefault(_step_shape(row), []).append(name)
@@ -512,8 +511,8 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
         # Not Path.is_dir, which raises OSError for some names, for instance one that is too long.
         if not os.path.isdir(directory):  # noqa: PTH112
             raise CatalogError(f"{directory}: no such catalog directory")
-        # A process may have the rights of another user than the one who started it. Its own rights count,
-        # where the system can test those.
+        # A process may run with the rights of another user than the one who started it (effective ids). Those
+        # rights count, where the system can test them.
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise CatalogError(f"{directory}: no permission to read it")
         if not any((directory / name).exists() for name in (*FILES, PRICES, "latency")):
@@ -530,7 +529,7 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
     engines, _ = _rows_and_aliases(paths["engines.yaml"], _parse_engine_row, {})
     spreads, _ = _rows_and_aliases(paths["spreads.yaml"], _parse_spread_row, {})
     if directory is not None and (directory / PRICES).exists():
-        _own_offers(directory / PRICES, gpus, gpu_aliases, provenance)
+        _add_own_offers(directory / PRICES, gpus, gpu_aliases, provenance)
     acceptance, _ = _rows_and_aliases(paths["acceptance.yaml"], _parse_acceptance_row, {})
     tasks, _ = _rows_and_aliases(paths["tasks.yaml"], _parse_task_row, {})
     fit_files = (*(_fit_files(directory) if directory is not None else ()), *_shipped_fit_files())
@@ -549,11 +548,11 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
     )
 
 
-def _own_offers(
+def _add_own_offers(
     path: Path, gpus: Mapping[str, Gpu], aliases: Mapping[str, str], provenance: dict[str, Provenance]
 ) -> None:
-    """In `provenance`, put the offers of prices.yaml before those of the GPU's row. A capped GPU that
-    prices.yaml does not name gets the offers there for the uncapped one.
+    """In `provenance`, put the offers of the user's prices.yaml before those of the GPU's row. A capped GPU
+    that prices.yaml does not name gets the offers for the uncapped one.
     """
     own: dict[str, tuple[ProviderOffer, ...]] = {}
     with errors_as(CatalogError, path):
@@ -629,13 +628,13 @@ def _shipped_paths() -> frozenset[Path]:
 def _parse_provenance(row: Section, document: Document) -> Provenance:
     """The sources of a row. A capped GPU without a `price_source` has the price of its uncapped row."""
     priced = row.values if "price_source" in row else document.get(str(row.get("cap_of")), {})
+    price_is = Section.from_document(priced, row.where).one_of("price_is", PRICE_IS, "listed")
     return Provenance(
         source=row.plain_text("source"),
         date=row.plain_text("date"),
         price_source=str(priced.get("price_source", "")),
         price_date=str(priced.get("price_date", "")),
-        is_price_remembered=Section.from_document(priced, row.where).one_of("price_is", PRICE_IS, "listed")
-        == "remembered",
+        is_price_remembered=price_is == "remembered",
         offers=parse_offers(priced["prices"], row.path_of("prices")) if priced.get("prices") else (),
         aliases=tuple(_parse_aliases(row)),
     )
@@ -724,8 +723,10 @@ def _parse_all_reduce(row: Section) -> Iterator[AllReduce]:
     for gpus, values in by_gpus.items():
         if not isinstance(gpus, int) or isinstance(gpus, bool):
             raise refused_value(where, "expected numbers of GPUs", gpus)
-        part = Section.from_document(values, f"{where}.{gpus}", ("latency", "bandwidth"), wording=row.wording)
-        yield AllReduce(gpus, part.quantity("latency", "s"), part.quantity("bandwidth", "bytes_per_s"))
+        entry = Section.from_document(
+            values, f"{where}.{gpus}", ("latency", "bandwidth"), wording=row.wording
+        )
+        yield AllReduce(gpus, entry.quantity("latency", "s"), entry.quantity("bandwidth", "bytes_per_s"))
 
 
 def _parse_llm(name: str, row: Section, document: Document) -> Llm:
@@ -838,7 +839,7 @@ def _unknown_name(
     what: str, name: str, rows: Mapping[str, object], aliases: Mapping[str, str], file: str, advice: str = ""
 ) -> CatalogError:
     """The error for a name that no row and no alias of `file` has, with up to three that it may mean."""
-    # Two near aliases may mean one name, so nine are looked up to have three.
+    # Several near aliases may name one row, so nine are looked up to have three rows.
     near = nearest_names(_spelled(name), aliases, 9)
     hints = list(dict.fromkeys(aliases[hit] for hit in near))[:3]
     if not hints and len(rows) <= MOST_NAMED:

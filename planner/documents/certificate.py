@@ -21,7 +21,7 @@ from planner.solvers.repeats import Interval, Repeats
 
 Document = dict[str, Any]
 Say = Callable[[Any], str]
-"""Writes a fact as a sentence."""
+"""A function that writes a fact as a sentence; reports/fact_sentences.py has it."""
 
 ROUNDING_FRAC = 1e-12  # A difference by a smaller share of a value is a rounding error.
 IN_SENTENCES = ("binding", "assumptions", "assumed")
@@ -74,8 +74,8 @@ class Certificate:
 
     All fields are about the cheapest fleet on paper (traffic and step times as they are written), except
     `answers`, `scenarios_drawn`, `assumptions`, `robustness`, `commitments`, `repeats` and `routers`: they
-    are about the plan. `binding` has facts of both kinds; reports mark those about the fleet on paper. The
-    `neighbours` are the fleet with a worker fewer.
+    are about the plan. `binding` has facts about either fleet; reports mark those about the fleet on paper.
+    Each of the `neighbours` is the fleet without one worker of a pool.
 
     `bound` is the master problem's lower bound over all fleets and policies; `level0` the optimum over fleets
     with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper` fleets
@@ -201,8 +201,8 @@ def fact_kind(fact: type) -> str:
 
 
 def plain_values(value: Any) -> Any:
-    """A value of a field, as values that JSON has: a dataclass becomes its fields. Limits also get their
-    names.
+    """The value of a field as values that JSON has: a dataclass becomes a mapping of its fields, and a limit
+    gets its `name` too, which is no field.
     """
     if isinstance(value, Limit | FleetLimit):
         unit = {"unit": value.unit} if isinstance(value, FleetLimit) else {}
@@ -211,7 +211,7 @@ def plain_values(value: Any) -> Any:
         return [plain_values(item) for item in value]
     if isinstance(value, Mapping):
         return {key: plain_values(item) for key, item in value.items()}
-    if isinstance(value, facts.OfLlm):  # Its warning may be of several classes, so it has a `kind`.
+    if isinstance(value, facts.OfLlm):  # Its warning may be of any class of warnings, so it has a `kind`.
         return {"llm": value.llm, "warning": fact_document(value.warning)}
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain_values(getattr(value, each.name)) for each in fields(value)}
@@ -231,7 +231,8 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     Raises LookupError, TypeError or ValueError if `row` or `values` is not what this module writes.
     """
     facts_by_name = {name: _check_one_value_each(row[name], values[name], name) for name in IN_SENTENCES}
-    # Older versions computed no prices for targets, and simulated routers on the traffic as written alone.
+    # Defaults for certificates of older versions, which computed no prices for targets, and simulated routers
+    # on the traffic as written alone.
     completed_row = {
         "for_targets": [],
         **row,
@@ -292,8 +293,8 @@ def key_in_file(row: Mapping[str, Any], name: str) -> str:
 
 
 def dataclass_of(of_class: type[Written], row: Any, where: str, **given: Any) -> Written:
-    """A dataclass from its written fields. Fields in `given` do not come from `row`. `where` begins messages
-    of errors: the ValueError for a value of another type; a missing key raises LookupError.
+    """A dataclass from its fields in `row`, a part of a file, and those in `given`. Raises LookupError for a
+    missing key, and ValueError, whose message begins with `where`, for a value of another type.
     """
     hints = get_type_hints(of_class)
     if of_class in NULL_STANDS_FOR:

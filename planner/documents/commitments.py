@@ -39,7 +39,7 @@ def parse_commitments(
             terms = _offered_terms(
                 catalog.provenance[name].offers, provider, catalog.gpus[name].price_usd_per_h
             )
-        if not terms.keys() & set(KEYS.values()):  # There is no commitment to compare with.
+        if not terms.keys() & set(KEYS.values()):  # No commitment is offered for this GPU.
             continue
         if "on-demand" not in terms:
             provenance = catalog.provenance[name]

@@ -16,8 +16,8 @@ from planner.traffic.classes import select_requests
 from planner.traffic.trace import Trace, several_llms
 from planner.units import show_s
 
-# A price of this share of a node's in the catalog may be a node's. The dearest price of a GPU on demand that
-# the catalog names is about half of that.
+# A price of one GPU above this share of a node's price may have been meant for the node. The dearest price of
+# a GPU on demand in the catalog is about half of that.
 NODE_PRICE_FRAC = 0.75
 
 
@@ -59,7 +59,7 @@ def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
 
 
 def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
-    """Deadlines of classes that are longer than the backlog test lets requests of this traffic wait.
+    """Classes whose deadline is longer than the backlog test lets their requests wait.
 
     Requests may wait for a tenth of the traffic, or BACKLOG_LIMIT_S if that is longer (`Slo.patience_of`), so
     in traffic of ten times the deadline they may wait until then.
@@ -79,15 +79,15 @@ def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
 
 
 def gap_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
-    """Limits on gaps between tokens, if most gaps come after the last arrival: gaps then are not judged."""
+    """Limits on gaps between tokens, if most gaps come after the last arrival, when none is judged."""
     limits = [limit for limit in slo.limits if limit.metric_row.is_of_gaps]
     # Where requests wait for answers to others, arrivals go on until the answers have come.
     if not limits or trace.after.size:
         return
     gaps = trace.output_tokens - 1
     # How many gaps of each request end before the last arrival, if each gap takes NOMINAL_TOKEN_S.
-    left_s = trace.arrival_s[-1] - trace.arrival_s
-    gaps_while_arriving = np.minimum(left_s / NOMINAL_TOKEN_S, gaps)
+    until_last_arrival_s = trace.arrival_s[-1] - trace.arrival_s
+    gaps_while_arriving = np.minimum(until_last_arrival_s / NOMINAL_TOKEN_S, gaps)
     for limit in limits:
         requests = _requests_of(limit, trace)
         if gaps_while_arriving[requests].sum() * 2 >= gaps[requests].sum():
@@ -157,7 +157,7 @@ def _tighter_above(limit: Limit, slo: Slo) -> Limit | None:
 
 
 def lora_doubts(lora: Lora | None) -> Iterator[str]:
-    """Adapters that wait for each other, because a step has room for fewer than there are."""
+    """Adapters that wait for each other, because a step takes fewer (max_loras) than there are."""
     if lora is not None and lora.max_loras < lora.adapter_count:
         more = min(lora.adapter_count, 2 * lora.max_loras)
         yield (
@@ -197,8 +197,8 @@ def fleet_doubts(
         base = catalog.gpus[catalog.gpus[name].base]
         base_usd_per_h = prices_usd_per_h.get(base.name, base.price_usd_per_h)
         is_by_node = sold_whole.get(name, sold_whole.get(base.name, base.is_sold_whole))
-        is_off_spot = name in prices_usd_per_h  # A price on the spot market is not compared.
-        if is_off_spot and name != base.name and is_by_node and price_usd_per_h != base_usd_per_h:
+        is_on_demand = name in prices_usd_per_h  # Prices on the spot market are not compared.
+        if is_on_demand and name != base.name and is_by_node and price_usd_per_h != base_usd_per_h:
             yield (
                 f"fleet: prices: {name} costs {price_usd_per_h:g} USD/h and {base.name} {base_usd_per_h:g}: "
                 "workers of both may share nodes, and a fleet with both pays the higher price for all their "

@@ -1,14 +1,14 @@
-"""`engine:` of slo.yaml and fleet.yaml, and rows of catalogs/engines.yaml, which have engines' constants.
+"""`engine:` of slo.yaml and fleet.yaml, and rows of catalogs/engines.yaml, the constants of engines.
 
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}
 
 Only the name is needed: the version is then the one our manifests deploy, with its default for
 async_scheduling. A file without the key `engine` means the same; with `engine: none` step times are used as
 they are. For `trtllm` neither constants nor scheduler were checked: vLLM's are simulated, and the plan says
-so. What the file says of `mixed_steps` and of the constants (`host`, `rest`, `front_end`, `prompt_token`,
-`hand_off`, `first_hand_off`, `first_token`, `latent_launch`, `tokens_per_s`) replaces what the row says;
-planner/models/engine.py explains them, and `poll_steps`, which SGLang alone has. `speculative`:
-planner/documents/speculative.py.
+so. `mixed_steps` and the constants (`host`, `rest`, `front_end`, `prompt_token`, `hand_off`,
+`first_hand_off`, `first_token`, `latent_launch`, `tokens_per_s`) replace those of the row in the catalog.
+planner/models/engine.py explains these keys, and `poll_steps`, which SGLang alone has;
+planner/documents/speculative.py reads `speculative`.
 """
 
 import math
@@ -37,9 +37,9 @@ _CONSTANTS = (
     "first_hand_off",
     "first_token",
 )
-# The keys of the section. A plan.yaml also has the four from `basis` to `images`: where the constants come
+# The keys of the section. Only a plan.yaml has the four from `basis` to `images`: where the constants come
 # from, whether they are of the nearest version, whether they were checked, and the images that the manifests
-# deploy, which nothing reads.
+# deploy. Nothing reads `images`.
 KEYS = (
     "name",
     "version",
@@ -96,8 +96,8 @@ class EngineRow:
 
     def version_distance(self, version: str) -> int:
         """By how many minor versions `version` lies outside of `first` to `last`: 0 if it lies inside."""
-        asked, first, last = map(_minor_number, (version, self.first, self.last))
-        return max(first - asked, asked - last, 0)
+        minor, first, last = map(_minor_number, (version, self.first, self.last))
+        return max(first - minor, minor - last, 0)
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     engine_rows = [row for row in rows if row.engine == name]
     if not engine_rows:
         raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")
-    # DEPLOYED_VERSION is of vLLM. Of another engine the newest version with constants is taken.
+    # DEPLOYED_VERSION is a version of vLLM; another engine's default is its newest version with constants.
     default_version = (
         DEPLOYED_VERSION if name == "vllm" else max((row.last for row in engine_rows), key=version_numbers)
     )
@@ -183,9 +183,9 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     has_own_front_end = "front_end" in section
     if has_own_front_end:
         row = replace(row, prompt_token_s=0.0, hand_off_s=0.0, first_hand_off_s=0.0)
-    # Only a plan.yaml has the key `basis`. A plan.yaml older than the keys first_token, mixed_steps and
-    # latent_launch lacks them; its plan was made with first tokens of prefill workers, mixed steps and no
-    # time for launches.
+    # Only a plan.yaml has the key `basis`. If it is older than the keys first_token, mixed_steps and
+    # latent_launch, its plan was made with first tokens of prefill workers, mixed steps and no time for
+    # launches; these are then the defaults.
     is_of_plan = "basis" in section
     return Engine(
         name=name,
@@ -239,8 +239,8 @@ def engine_of_fleet(
 ) -> Engine | None:
     """The engine of a fleet.yaml or plan.yaml.
 
-    A fleet.yaml that names none has the one that our manifests deploy, if it batches as that engine does. A
-    plan.yaml always names the engine that it deploys. It was planned with that engine only if the constants
+    A fleet.yaml without `engine` has the engine that our manifests deploy, if it batches as that engine does.
+    A plan.yaml always names the engine that it deploys. It was planned with that engine only if the constants
     stand there too; otherwise with step times as they are (None).
     """
     value = document.get("engine")
@@ -258,7 +258,7 @@ def _host_document(host: HostTime) -> dict[str, str]:
 
 
 def _parse_host(section: Section, default: HostTime | None = None) -> HostTime:
-    """The times of HOST_KEYS. Without a `default` each must be there."""
+    """The times of HOST_KEYS. Without a `default` the section must have all of them."""
     defaults = {} if default is None else {key: getattr(default, f"{key}_s") for key in HOST_KEYS}
     return HostTime(*(_parse_seconds(section, key, defaults.get(key)) for key in HOST_KEYS))
 
@@ -275,7 +275,9 @@ def _parse_seconds(section: Section, key: str, default: float | None = None) -> 
 def _parse_first_token(section: Section, default: FirstToken) -> FirstToken:
     value = section.get("first_token", default)
     check_one_of(value, FIRST_TOKENS, section.path_of("first_token"))
-    return "decode" if value == "decode" else "prefill"  # `value` itself has no literal type.
+    return (
+        "decode" if value == "decode" else "prefill"
+    )  # The type checker does not know `value` as a literal.
 
 
 def _parse_version(value: object, where: str) -> str:

@@ -16,7 +16,7 @@ from planner.domain import FleetLimit, Limit
 from planner.errors import MostKept
 from planner.solvers.repeats import Decision, Repeats
 
-# The keys of these fields in a certificate.json of an older version, which is still read.
+# The keys that older versions of certificate.json have for these fields; such files are still read.
 OLDER_KEYS = {
     "scenario_count": "futures",
     "scenarios_drawn": "futures",
@@ -130,7 +130,7 @@ class CapacityBinds:
 
 @dataclass(frozen=True, slots=True)
 class UsedUp:
-    """`used` of the `amount` that a limit allows; the rest is less than the smallest worker takes."""
+    """A limit of which the fleet takes `used` of `amount`; the smallest worker takes more than is left."""
 
     limit: FleetLimit
     used: float
@@ -193,7 +193,7 @@ class UpperEnds:
 class StepSpread:
     """The factors (measured over predicted step times) between which 90 % of runs lay.
 
-    `is_own` if these were runs of this engine.
+    `is_own`: these were runs of this engine.
     """
 
     worker: str
@@ -205,10 +205,10 @@ class StepSpread:
 
 @dataclass(frozen=True, slots=True)
 class Robustness:
-    """What `robust` in slo.yaml wants a plan to withstand.
+    """What a plan must withstand by `robust` of slo.yaml: longer steps, more traffic.
 
-    `rates` is at how many rates traffic was sampled, None for one. With `spread`, step times are at the ends
-    of their measured spread.
+    `rates` is the number of rates at which traffic was sampled, None for one. With `spread`, step times are
+    at the ends of their measured spread.
     """
 
     step_times_frac: float
@@ -219,7 +219,7 @@ class Robustness:
 
 @dataclass(frozen=True, slots=True)
 class InsuranceCosts:
-    """`value` is what a robust plan costs, `expected` what the cheapest plan for the expected case does.
+    """The objective of a robust plan, and of the cheapest plan for the expected case (`expected`).
 
     `expected` is None if no such plan was found in time.
     """
@@ -387,7 +387,7 @@ class WorkerMore:
 
 @dataclass(frozen=True, slots=True)
 class GivesWay:
-    """An LLM whose fleet costs `value`, `more` above that of this LLM alone with the whole stock."""
+    """An LLM whose fleet costs `value`: `more` than if this LLM had the whole stock alone."""
 
     llm: str
     value: float
@@ -397,8 +397,8 @@ class GivesWay:
 
 @dataclass(frozen=True, slots=True)
 class NodesFilled:
-    """Whole nodes are paid, so the bill of several LLMs is lower if all are planned `without` these GPUs, or
-    on no more than `on` of others; if both are empty, if each LLM has nodes of its own.
+    """What lowers the bill of several LLMs, as whole nodes are paid: all are planned `without` these GPUs,
+    and with at most the amounts `on` of others. If both are empty, each LLM has nodes of its own.
 
     `usd_per_h` is the bill, and `with_loss_usd_per_h` that with a loss (None: no such fleet is known). Fields
     with `was_` are the bills if every GPU may be used and the least price by the GPU decides.
@@ -581,7 +581,7 @@ class Offloaded:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How engines batch and how requests reach them; `queue_window_s` is None for a queue without ageing."""
+    """How engines batch and how requests reach them; `queue_window_s` is None for queues that do not age."""
 
     max_num_seqs: tuple[int, ...]
     prefix_cache: bool
@@ -845,7 +845,7 @@ class OneTraceRedrawn:
 
 @dataclass(frozen=True, slots=True)
 class GuessedSteps:
-    """Step times of a worker on `tp` such GPUs that no measurement supports; `basis` says what they are."""
+    """No measurement supports step times of a worker on `tp` of these GPUs; `basis` says what they are."""
 
     gpu: str
     tp: int
@@ -865,7 +865,7 @@ class RooflineWon:
 
 @dataclass(frozen=True, slots=True)
 class NearestEngine:
-    """A version of an engine of which we have no constants, so those of `basis` are used."""
+    """A version of an engine without constants of its own; those of the nearest one (`basis`) are used."""
 
     engine: str
     basis: str
@@ -1078,11 +1078,11 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class CheaperMiss:
-    """What is known of level-0 fleets that are cheaper than the production fleet by more than `less_frac`.
+    """How level-0 fleets fail that are cheaper than the production fleet by more than `less_frac`.
 
-    `cheaper` of them have enough workers for the work (None: too many to count). `simulated` of these were
-    simulated, and each misses the SLO on the traffic as written, or in more than `may_miss` of `scenarios`.
-    `is_exact`: all were simulated.
+    `cheaper` such fleets have enough workers for the work (None: too many to count). `simulated` of these
+    were simulated, and each misses the SLO on the traffic as written, or in more than `may_miss` of
+    `scenarios`. `is_exact`: all were simulated.
     """
 
     less_frac: float
@@ -1133,9 +1133,9 @@ class UnderRouter:
 
     `routing_names` are the target's own names of its routing policies, for arrivals and, for pairs, for
     hand-offs. `simulated` are our routings in their place, and `differs` says how the two are unlike.
-    `tightest` is the limit that is missed by most, or the one with the least room where none is missed; None
-    if no limit has a figure. `kept_in` counts the scenarios of the plan's own test; it is None without such a
-    test, or if the SLO is missed on the traffic as written. `passes` says whether enough are kept.
+    `tightest` is the limit that is missed by most, or, if none is missed, the one nearest to it; None if no
+    limit has a figure. `kept_in` counts the scenarios of the plan's own test; it is None without such a test,
+    or if the SLO is missed on the traffic as written. `passes`: the SLO is kept in enough scenarios.
     `needs_priority`: every request must bring the priority by which its prompt is queued.
     """
 
@@ -1167,9 +1167,9 @@ class RoutersMiss:
 class ForTargets:
     """The fleet and its cost that `plan` finds with `deploy:` set to one of these targets.
 
-    The routers of the targets are alike. `status` is that of the plan; "infeasible", "not found" (nothing
-    proves that there is none) or "not possible" if there is none. `usd_per_h` is None then, and where none
-    of the targets can run the fleet.
+    The routers of the targets are alike. `status` is that of the plan; without a plan it is "infeasible",
+    "not found" (nothing proves that there is none) or "not possible". `usd_per_h` is None without a plan, and
+    if none of the targets can run the fleet.
     """
 
     targets: tuple[str, ...]
@@ -1199,7 +1199,7 @@ class NotDeployable:
 
 @dataclass(frozen=True, slots=True)
 class KvHeadsNotStored:
-    """Workers of other TP degrees could not read a store's blocks of this one (kv_offload.is_common)."""
+    """Workers of this TP degree share no KV blocks in a store with those of others (kv_offload.is_common)."""
 
     kv_heads: int
     tp: int

@@ -39,7 +39,8 @@ if TYPE_CHECKING:  # The module imports scikit-learn, which takes long.
 HEADER = ("llm", "gpu", "source", "date", "command")
 NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")  # Each fit has all of them.
 OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")  # None where they are not known.
-# Keys that only some fits have. By m_s reading a KV token takes longer in steps with prefills (latency.py).
+# Keys that only some fits have. m_s: how much longer reading a KV token takes in steps with prefills
+# (latency.py).
 MIXED, EP, DP, JOINT, ALL2ALL = "m_s", "ep", "dp", "joint_s", "all2all"
 # The value of each of these keys where a fit does not have it; `fit_row` leaves keys with this value out.
 LEFT_OUT: Mapping[str, Any] = {
@@ -103,7 +104,8 @@ single numbers.
 
 def read_header(path: Path) -> tuple[str, str]:
     """`llm` and `gpu` of a fit file from its first lines: the fits are long and mostly not needed."""
-    with open_input(path) as stream:  # utf-8-sig drops the mark that editors on Windows put first.
+    with open_input(path) as stream:
+        # utf-8-sig drops the mark that editors on Windows put first.
         head = stream.read(HEADER_BYTES).decode("utf-8-sig", errors="replace")
     names = []
     for key in ("llm", "gpu"):
@@ -121,7 +123,7 @@ def read_fits(path: Path, wording: Wording = PLAIN) -> dict[Split, StepLatency]:
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits"), wording=wording)
     fits: dict[Split, StepLatency] = {}
     for n, row in enumerate(check_rows(file.get("fits"), file.path_of("fits"), "fits")):
-        # Read by its number first: later messages name a fit by its split.
+        # Messages about the keys of the split name the fit by its number; later ones name it by its split.
         fit = Section.from_document(row, f"{path}: fits[{n}]", wording=wording)
         tp, ep, dp = fit.whole_number("tp"), fit.flag(EP, False), fit.whole_number(DP, 1)
         all2all = _parse_all2all(fit)
@@ -144,14 +146,15 @@ def read_fit(
     path: Path, tp: int, wording: Wording = PLAIN, *, ep: bool = False, dp: int = 1, all2all: All2All = ""
 ) -> tuple[Section, Section]:
     """The whole file, and its one fit of `tp` GPUs and `dp` ranks: a row of `fits`, or the file itself if it
-    is one fit. A row without `tp`, `dp` or `all2all` holds for any value of it. If several rows are left, the
-    one that says `dp` and has this `ep` is taken.
+    is one fit. A row without `tp`, `dp` or `all2all` matches any value of that key. Of several matching rows
+    the one that states `dp` (for more than one rank) and has this `ep` is taken. Raises InputError if not
+    exactly one row is left.
     """
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = check_rows(file.get("fits", [dict(file.values)]), file.path_of("fits"), "fits")
     fits = [Section.from_document(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
-    of_split = [row for row in fits if row.get("tp", tp) == tp and row.whole_number(DP, dp) == dp]
-    matches = [row for row in of_split if not row.get(ALL2ALL) or _parse_all2all(row) == all2all]
+    of_degrees = [row for row in fits if row.get("tp", tp) == tp and row.whole_number(DP, dp) == dp]
+    matches = [row for row in of_degrees if not row.get(ALL2ALL) or _parse_all2all(row) == all2all]
     if len(matches) > 1 and dp > 1:
         matches = [row for row in matches if DP in row]
     if len(matches) > 1:
@@ -164,8 +167,8 @@ def read_fit(
 
 
 def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
-    """The fit of five numbers in `row`. Its basis is `basis` where the row has none; without `basis` the row
-    must have one. Raises InputError.
+    """The fit in `row`. Its basis is `basis` if the row has none; without `basis` the row must have one.
+    Raises InputError.
     """
     knots_tokens, f_s = row.numbers("knots_tokens"), row.numbers("f_s")
     a_s, b_s, d_s, e_s, h_s = (row.number(key) for key in NUMBERS)
@@ -196,14 +199,14 @@ def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
 
 def _kind_of(basis: str) -> Kind:
     """The kind of a fit whose file was written before files named the kind, from the text of its basis."""
-    if "host overhead not included" in basis:  # As calibrate/fitting.py writes of times of kernels.
+    if "host overhead not included" in basis:  # calibrate/fitting.py writes this of sums of kernels.
         return "kernels"
     first_word = basis.split(" ")[0].rstrip(":")
     return KINDS.get(first_word, "given")
 
 
 def parse_simulated(row: Section) -> CorrectedFormula | None:
-    """The form that `plan fit --choose` found better than five numbers; None where the row has none."""
+    """The form that `plan fit --choose` found better than the ordinary fit; None if the row has none."""
     section = row.get("simulated")
     if section is None:
         return None
@@ -217,7 +220,7 @@ def parse_form(section: Section) -> Form:
     """Step times of one of FORMS, from a section with the key `form`. Raises InputError."""
     name = section.one_of("form", FORMS)
     form_class, lists, numbers = FORMS[name]
-    # A section that refuses all keys but those of this form.
+    # The same section again, which now refuses all keys but those of this form.
     form = Section.from_document(
         section.values, section.where, ("form", *lists, *numbers), wording=section.wording
     )
@@ -235,8 +238,9 @@ def parse_form(section: Section) -> Form:
 
 
 def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict[str, Any]:
-    """Step times in which no digit is rounded. `parse_latency` reads the fit, and `parse_simulated` the form
-    that is simulated in its place; step times of another program are only a form, which `parse_form` reads.
+    """Step times, with no digit rounded. `parse_latency` reads the fit, and `parse_simulated` the form that
+    is simulated in its place. Step times of another program are written as their form alone, which
+    `parse_form` reads.
     """
     if isinstance(form, SplitwiseLookup | DistServeSteps):
         return form_document(form)
@@ -271,8 +275,8 @@ def fit_row(
     dp: int = 1,
     all2all: All2All = "",
 ) -> dict[str, Any]:
-    """One item of `fits:`, for step times that were measured on `tp` GPUs; `errors` by kind of step. Numbers
-    are rounded to seven digits, more than a measurement resolves.
+    """One item of `fits:`, for step times that were measured on `tp` GPUs; `errors` is keyed by the kind of
+    step. Numbers are rounded to seven digits, more than a measurement resolves.
     """
     row: dict[str, Any] = {
         "tp": tp,

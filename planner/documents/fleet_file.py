@@ -11,8 +11,8 @@
     pinned: [{workers: [pre-0, pre-3], block_tokens: 512, block_ids: [0, 1]}]  # routing: pinned-prefix
     events: [{at: 60 s, down: dec-0}, {at: 120 s, up: dec-0}, {at: 30 s, slow: pre-1, factor: 1.5}]
 
-Only `llm` and, of every worker, `gpu` are needed. `latency` is a fit's file beside this one, or the fit
-itself; without it the catalog's is used. `prices`, `sold_as` and `electricity` (gpu_payment.py) replace the
+Only `llm` and each worker's `gpu` are required. `latency` is the file of a fit beside this one, or the fit
+itself; by default the catalog's is used. `prices`, `sold_as` and `electricity` (gpu_payment.py) replace the
 catalog's.
 """
 
@@ -98,7 +98,7 @@ FLEET_KEYS = (  # The keys of fleet.yaml.
     *PAID_KEYS,
     "max_model_len",
 )
-# What a plan.yaml holds beside its fleet.
+# Keys of a plan.yaml beside those of its fleet.
 PLAN_KEYS = (
     "status",
     "cost_usd_per_h",
@@ -159,10 +159,10 @@ FIT_WORDING = replace(WORDING, missing="")  # A missing key of a fit is checked 
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """What is needed to read a row of `workers`: what all pools have in common, and defaults for the rows.
+    """What reading a row of `workers` needs: settings that all pools share, and defaults for the rows.
 
-    `budget_tokens` is max_num_batched_tokens of the policies, None where they say nothing; with
-    `budget_is_given` the caller gave it, and no row may have its own. Files that rows name lie in `folder`.
+    `budget_tokens` is max_num_batched_tokens of the policies, None if they lack it. With `budget_is_given`
+    the caller's policies have it, and no row may have its own. Paths in rows are relative to `folder`.
     """
 
     llm: Llm
@@ -176,13 +176,13 @@ class _Common:
     lora: Lora | None
     network: Network
     engine: Engine | None
-    host_overhead_s: float  # Added to step times without the host's.
+    host_overhead_s: float  # Added to step times that do not include the host's time.
 
 
 def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None) -> Fleet:
     """The fleet in `path`; raises InputError naming the file, the worker and the field.
 
-    `policies` (keys of the section) take the place of what the file's section says.
+    `policies` has keys of the section `policies`, which replace those in the file.
     """
     return parse_fleet(read_yaml(path), path, catalog, policies=policies)
 
@@ -271,10 +271,10 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
 
 
 def fleet_document(fleet: Fleet) -> dict[str, Any]:
-    """The fleet in fleet.yaml's schema, without events and pools of no workers; read_fleet gives it back, to
-    the last bit.
+    """The fleet in fleet.yaml's schema, without events and without pools of no workers. `read_fleet` reads it
+    as the same fleet, to the last bit.
 
-    Step times and prices are written out, so that a later catalog does not change what a plan says.
+    Step times and prices are written out, so that a later catalog does not change the plan.
     """
     pools = fleet.running_pools
     return {
@@ -333,13 +333,14 @@ def _parse_pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
         if (
             not isinstance(workers, list)
             or not workers
-            or any(name not in list(number_of) for name in workers)
+            or any(name not in list(number_of) for name in workers)  # A list, as a name may be unhashable.
         ):
             raise refused_value(
                 section.path_of("workers"),
                 f"expected some of {list_first(list(number_of), MOST_NAMED)}",
                 workers,
             )
+        # By `type`, because True is an instance of int.
         if not isinstance(ids, list) or not ids or any(type(block) is not int for block in ids):
             raise refused_value(section.path_of("block_ids"), "expected block ids of a trace", ids)
         tokens = section.whole_number("block_tokens", KV_BLOCK_TOKENS, most=MOST_STEP_TOKENS)
@@ -384,19 +385,20 @@ def routers_of(document: Document, path: Path) -> list[RouterRow]:
 
 
 def changed_plan_doubt(document: Document, path: Path, fleet: Fleet) -> str:
-    """The sentence that the workers of a plan.yaml are not those it was written with; "" for other files and
-    where nothing shows it. A plan.yaml states the GPUs, the Watts and the price of its workers.
+    """A sentence if the workers of a plan.yaml were changed since it was written; else, and for other files,
+    "". A change shows in the GPUs, the Watts or the price, which a plan.yaml states for all its workers.
     """
     bill = document.get("bill")
     if "status" not in document or not isinstance(bill, dict):
         return ""
     rows = [("GPUs", document.get("gpus"), fleet.gpus), ("W", document.get("power_w"), fleet.power_w)]
+    # With owned GPUs or electricity the price is no sum over the prices of GPUs.
     if not bill.get("owned_gpus") and not bill.get("electricity_usd_per_h"):
         rows.append(("USD/h by the GPU", bill.get("by_gpu_usd_per_h"), fleet.price_usd_per_h))
-    for unit, written, own in rows:
-        if isinstance(written, int | float) and not math.isclose(written, own, rel_tol=CHANGED_FRAC):
+    for unit, written, computed in rows:
+        if isinstance(written, int | float) and not math.isclose(written, computed, rel_tol=CHANGED_FRAC):
             return (
-                f"{path}: its workers are {show_amount(own, unit)} {unit}, and it was planned with "
+                f"{path}: its workers are {show_amount(computed, unit)} {unit}, and it was planned with "
                 f"{show_amount(written, unit)}: they were changed since. latency and kv_tokens of "
                 "workers, production, simulated and routers are of the plan as it was; take latency and "
                 "kv_tokens out of a worker on another GPU, or plan again"
@@ -416,8 +418,8 @@ def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:
 
 
 def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
-    """The pool of the row of `workers` with this `number`. What the row does not state comes from `common`
-    and the catalog, KV tokens and step times by the models.
+    """The pool in the row of `workers` with this `number`. What the row does not state comes from `common`
+    and the catalog; KV tokens and step times are then computed.
     """
     llm, lora, engine = common.llm, common.lora, common.engine
     default_tokens = _default_budget_tokens(row, common)
@@ -434,7 +436,7 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
         raise InputError(f"{row.path_of('gpu')}: {error}") from None
     tp = _parse_tp(row, llm, gpu)
     tokens = row.whole_number("max_num_batched_tokens", default_tokens, most=MOST_STEP_TOKENS)
-    # A step has room for every sequence, with all tokens that speculation may draft for it.
+    # By default as many sequences as a step has tokens for, each with all its drafted tokens.
     tokens_per_seq = 1 if speculation is None else speculation.most_tokens
     default_seqs = min(MAX_NUM_SEQS, max(tokens // tokens_per_seq, 1))
     max_num_seqs = row.whole_number("max_num_seqs", default_seqs, most=MOST_SEQS)
@@ -505,8 +507,8 @@ def _parse_speculation(row: Section, common: _Common) -> Speculation | None:
 
 
 def _default_budget_tokens(row: Section, common: _Common) -> int:
-    """The max_num_batched_tokens of a row that names none: that of the policies; else DistServe's, whose
-    prefill workers fill a step just until it is saturated; else the default.
+    """The max_num_batched_tokens of a row that names none: that of the policies; else, for prefill workers of
+    DistServe, the tokens that just saturate a step; else the default.
     """
     if common.budget_is_given and "max_num_batched_tokens" in row:
         raise InputError(
@@ -549,8 +551,8 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
 
 
 def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common) -> bool:
-    """Whether every GPU has whole experts; by default as the fits of the catalog have it. `degrees` are TP
-    and the number of data-parallel ranks.
+    """Whether every GPU has whole experts; by default as in the catalog's fits. `degrees` are TP and the
+    number of data-parallel ranks.
     """
     llm, (tp, dp) = common.llm, degrees
     if dp > 1:
@@ -560,7 +562,7 @@ def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common)
                 f"true with dp {dp}"
             )
         return True
-    # If the row states step times, these are taken to be of sliced experts, unless it says `ep: true`.
+    # A row with step times of its own is taken to mean sliced experts, unless it says `ep: true`.
     default_ep = "latency" not in row and common.catalog.expert_splits(llm, gpu, tp)[0]
     ep = row.flag("ep", default_ep)
     if ep and not (llm.is_mixture and tp > 1):
@@ -592,9 +594,9 @@ def _parse_kv_tokens(
     slots: LoraSlots | None,
     common: _Common,
 ) -> int:
-    """KV tokens of the worker, or of each of its data-parallel ranks: whole blocks, as stated or by
-    planner/models/memory.py. `degrees` are TP, PP and ranks; `tokens` are those of the largest step, which
-    samples up to `sampled_rows` tokens.
+    """KV tokens of the worker, or of each of its data-parallel ranks, in whole blocks: as the row states, or
+    computed by planner/models/memory.py. `degrees` are TP, PP and ranks; the largest step has `tokens` tokens
+    and samples up to `sampled_rows`.
     """
     llm, (tp, pp, dp) = common.llm, degrees
     kv_tokens = row.whole_number("kv_tokens", None, most=LARGEST_SETTING)
@@ -630,8 +632,8 @@ def _step_times(
     value: object, gpu: Gpu, split: fits.Split, exchange: Exchange, common: _Common
 ) -> tuple[StepLatency, fits.Form | None]:
     """The step times of a worker, and the form that the simulator uses in place of them, if there is one.
-    `value` says where they are: in the catalog (None), in a file beside the fleet, or in the mapping that a
-    plan writes.
+    `value` is the key `latency`: None for the catalog's step times, a file beside the fleet, or the mapping
+    that a plan writes.
     """
     llm, catalog = common.llm, common.catalog
     tp, ep, dp, all2all = split
@@ -666,11 +668,12 @@ def _step_times(
         return latency, simulated
     # The fit is of the GPU without the power cap that this worker has.
     slowdowns = gpu.prefill_slowdown, gpu.decode_slowdown
-    return latency.with_power_cap(*slowdowns), simulated and simulated.with_power_cap(*slowdowns)
+    capped_form = None if simulated is None else simulated.with_power_cap(*slowdowns)
+    return latency.with_power_cap(*slowdowns), capped_form
 
 
 def _without_name(llm: Llm) -> Llm:
-    """The LLM with the same name and longest context for all, as step times depend on neither."""
+    """The LLM without its name and longest context, on which step times do not depend."""
     return replace(llm, name="", context_tokens=1)
 
 

@@ -1,7 +1,7 @@
-"""Completes a fleet.yaml from the slo.yaml of the question that is asked about it.
+"""Completes a fleet.yaml from the slo.yaml with which it is simulated.
 
 Keys that fleet.yaml lacks are taken from slo.yaml: `prices`, `sold_as` and `electricity` by GPU, `engine` or
-`host_overhead`, `lora` and `network`. A plan.yaml has all of them.
+`host_overhead`, `lora` and `network`. A plan.yaml already has them all.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def complete_fleet(
     fleet: Document, question: Document, task: PlanQuestion, catalog: Catalog
 ) -> dict[str, Any]:
     """The document of a fleet, completed from `question`, which is the document of `task`."""
-    if "status" in fleet or "llms" in fleet:
+    if "status" in fleet or "llms" in fleet:  # A plan.yaml, of one LLM or of several.
         return dict(fleet)
     paid = paid_document(task.priced_gpus(catalog))
     section = question.get("fleet") or {}
@@ -30,17 +30,21 @@ def complete_fleet(
     if _batches_as_engine(fleet) and not {"engine", "host_overhead"} & {*fleet}:
         # `engine` and `host_overhead` both give the host's time, so a fleet with one of them gets neither.
         of_question |= {"engine": question.get("engine"), "host_overhead": section.get("host_overhead")}
-    open_keys = {key: value for key, value in of_question.items() if value is not None and key not in fleet}
+    missing_keys = {
+        key: value for key, value in of_question.items() if value is not None and key not in fleet
+    }
     return {
         **fleet,
-        **open_keys,
-        **{key: _joined(paid.get(key, {}), fleet.get(key), catalog) for key in PAID_KEYS},
+        **missing_keys,
+        **{key: _merge_by_gpu(paid.get(key, {}), fleet.get(key), catalog) for key in PAID_KEYS},
     }
 
 
-def _joined(of_question: Document, own: object, catalog: Catalog) -> object:
-    """Values by GPU: the fleet's own, and the question's for other GPUs. A GPU that the fleet names has the
-    fleet's value under every power cap. A non-mapping and unknown names are refused later.
+def _merge_by_gpu(of_question: Document, own: object, catalog: Catalog) -> object:
+    """Values by GPU: the fleet's own, and those of the question for GPUs that the fleet does not name. A name
+    in the fleet stands for the GPU under every power cap.
+
+    A value that is no mapping and unknown names stay, as `parse_paid` refuses them later.
     """
     if own is not None and not isinstance(own, Mapping):
         return own

@@ -11,9 +11,9 @@
 Missing prices and `sold_as` are those of the catalog; missing electricity costs nothing. A capped GPU is paid
 as the same GPU without the cap, unless it is named itself.
 
-Owned GPUs cost nothing but electricity; more GPUs are rented at their price, as far as the stock goes. The
-stock of `fleet: gpus` counts owned and rented GPUs. Without `gpus` any number may be rented beside the owned
-ones; with `gpus` none is rented that is not named there.
+Owned GPUs cost nothing but electricity; GPUs beyond them are rented at their price, up to the stock. The
+stock under `fleet: gpus` counts owned and rented GPUs together. Without `gpus` any number may be rented; with
+`gpus` only the GPUs named there are rented.
 
 Electricity is added to the hourly price of a GPU, as if the GPU always drew its power limit, or its cap
 (provisioned power). So the plan never counts less electricity than the fleet draws, and the cost of a fleet
@@ -46,8 +46,8 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """What a fleet.yaml says of paying GPUs, by the name of the GPU: the price of an hour, whether GPUs are
-    sold by whole nodes, and the price of a kWh that a GPU draws. GPUs of which it says nothing are left out.
+    """How a fleet.yaml has GPUs paid, by the name of the GPU: the price of an hour, whether they are sold by
+    whole nodes, and the price of a kWh that a GPU draws. A GPU that the file does not name has no entry.
     """
 
     prices_usd_per_h: Mapping[str, float]
@@ -60,7 +60,8 @@ class Paid:
         """
         of_market = (gpu.name, uncapped_name(gpu))
         of_row = (*of_market, row_of(gpu.name), gpu.base)
-        price_names = of_market if market_of(gpu.name) == OWNED else of_row  # What is owned has no price.
+        # The price of a row is that of renting it, so an owned GPU does not have it.
+        price_names = of_market if market_of(gpu.name) == OWNED else of_row
         return replace(
             gpu,
             price_usd_per_h=_first_of(self.prices_usd_per_h, price_names, gpu.price_usd_per_h),
@@ -91,7 +92,8 @@ def parse_paid(file: Section, catalog: Catalog) -> Paid:
 def paid_document(gpus: Iterable[Gpu]) -> dict[str, Any]:
     """The keys that `parse_paid` reads; electricity only if it is paid beside the price."""
     gpus = tuple(gpus)
-    # Where a GPU pays, one that differs by its cap alone says what it pays too, as it would be read as equal.
+    # If a GPU pays, rows that differ from it by their cap alone are written too, even if they pay nothing:
+    # without an entry of their own `paid_gpu` would give them its price.
     paying = {uncapped_name(gpu) for gpu in gpus if gpu.energy_usd_per_kwh}
     electricity = {
         gpu.name: show_exactly(gpu.energy_usd_per_kwh, "usd/kWh")
@@ -108,10 +110,13 @@ def paid_document(gpus: Iterable[Gpu]) -> dict[str, Any]:
 def _read_by_gpu(
     file: Section, key: str, catalog: Catalog, read: Callable[[Section, str], Value]
 ) -> dict[str, Value]:
-    """What `read` gives for each GPU under `key`, by the GPU's name in the catalog; one with null is missing.
-    Raises InputError for an unknown GPU, with null too, and for one given twice, by a name and an alias.
+    """The value that `read` gives for each GPU under `key`, by the GPU's name in the catalog; a GPU with null
+    counts as missing. Raises InputError for an unknown GPU, even with null, and for one given twice, by a
+    name and an alias.
     """
-    section, names, values = file.subsection(key), set[str](), dict[str, Value]()
+    section = file.subsection(key)
+    names: set[str] = set()
+    values: dict[str, Value] = {}
     for written_name in check_mapping(file.get(key, {}), section.where):
         with errors_as(InputError, section.where):
             name = catalog.gpu(str(written_name)).name
@@ -127,7 +132,7 @@ def _read_by_gpu(
 class Electricity:
     """The price of a kWh, and the PUE (power usage effectiveness): kWh that the site draws per kWh of a GPU.
 
-    `of` says for which GPUs electricity is paid: the owned ones alone, since rents include it, or all.
+    `of` says for which GPUs electricity is paid: the owned ones alone (rents then include it), or all.
     """
 
     usd_per_kwh: float
@@ -136,7 +141,7 @@ class Electricity:
 
     @property
     def gpu_usd_per_kwh(self) -> float:
-        """The cost of a kWh that a GPU draws, with what the site draws beside it for cooling and losses."""
+        """The cost of a kWh that a GPU draws, with the site's cooling and losses."""
         return self.usd_per_kwh * self.pue
 
 
@@ -171,7 +176,7 @@ def values_by_gpu(fleet: Section, key: str, catalog: Catalog) -> Iterator[tuple[
     with null counts as missing.
 
     Raises InputError for a GPU that is given twice, by a name and an alias, and CatalogError for an unknown
-    one, with null too: in {h100-80g: 2,99 usd/h} the comma makes "99 usd/h" a name.
+    one, even with null: in {h100-80g: 2,99 usd/h} the comma makes "99 usd/h" a name with null.
     """
     names: set[str] = set()
     for written_name, value in check_mapping(fleet.get(key, {}), fleet.path_of(key)).items():
@@ -221,7 +226,7 @@ def with_owned(
 
 
 def rentable_stock(stock: Mapping[str, int | None], owned: Mapping[str, int]) -> dict[str, int | None]:
-    """The entries of `stock` for GPUs of which more are there than are owned, so that some can be rented. The
+    """The entries of `stock` for GPUs whose stock is above the number owned, so that some can be rented. The
     counts still include the owned ones.
     """
     return {name: count for name, count in stock.items() if count is None or count > owned.get(name, 0)}

@@ -5,9 +5,8 @@
     policies: {prefix_cache: true, kv_offload: {size: 200 GB, bandwidth: 50 GB/s,
                                                 disk: {size: 2 TB, bandwidth: 6 GB/s}}}
 
-`size` is each GPU's share of the host's memory, `bandwidth` is of its link to this memory
-(planner/models/kv_offload.py). With `shared: true` they are the size of one store for all workers, and the
-bandwidth of its link.
+`size` is each GPU's share of the host's memory, `bandwidth` that of the GPU's link to this memory
+(planner/models/kv_offload.py). With `shared: true` both are those of one store for all workers.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""catalogs/kv_tiers.yaml: memory behind that of the GPUs, which may hold KV blocks, with bandwidth and price.
+"""catalogs/kv_tiers.yaml: memory, disks and stores for KV blocks beside the GPUs' memory, with their prices.
 
 tiers = read_kv_tiers()
 tiers["cpu-memory"].usd_per_h(256e9)
@@ -22,8 +22,8 @@ Kind = Literal["memory", "disk", "store"]
 
 @dataclass(frozen=True, slots=True)
 class KvTier:
-    """A tier of memory. Figures are per GPU for kinds `memory` and `disk`, and of the whole for a `store`;
-    `free_bytes` come with a node.
+    """One row. For kinds `memory` and `disk` the figures are per GPU, for a `store` they are of all of it.
+    `free_bytes` come with a node and cost nothing.
     """
 
     name: str

@@ -24,7 +24,7 @@ from planner.models.llm import (
 )
 
 MOST_LAYERS = 1000  # Each layer is read by itself, which takes time; the deepest LLMs have some 130.
-# What messages say of a wrong count.
+# The words of errors about a wrong count.
 COUNT = f"expected a whole number > 0 and at most {LARGEST_COUNT}"
 WORDING = Wording(whole=COUNT, most=COUNT)
 # Letter of `hybrid_override_pattern` -> the kinds of attention and of feed-forward block of that layer.
@@ -38,8 +38,7 @@ _LAYER_TYPES = {
     "chunked_attention": "window",
     "linear_attention": "linear",
 }
-# Families in which every other layer has a window, the first one too, and whose config has no key that says
-# so.
+# Families in which every other layer has a window, beginning with the first, without a key for it.
 _ALTERNATE = ("gemma2", "gpt_oss")
 # Every fourth layer of Llama 4 has no rotary embedding, unless its config lists such layers.
 _NOPE_INTERVAL = 4
@@ -82,11 +81,11 @@ def layer_count(shape: Section) -> int:
 
 
 def block_pattern(shape: Section, layers: int) -> str | None:
-    """A letter of BLOCKS for each layer, of an LLM whose layers are each attention or feed-forward alone.
-
-    Nemotron-H is such an LLM. None for all others.
+    """A letter of BLOCKS for each layer of an LLM whose layers are attention or feed-forward alone, such as
+    Nemotron-H; None for all others.
     """
     if isinstance(names := shape.get("layers_block_type"), list):
+        # Names are looked up in lists here and below, because an entry of the config may be unhashable.
         if unknown_names := [name for name in names if name not in list(_BLOCK_NAMES)]:
             raise refused_value(
                 shape.path_of("layers_block_type"), f"expected {', '.join(_BLOCK_NAMES)}", unknown_names[0]
@@ -153,26 +152,26 @@ def _kinds_by_family(shape: Section, layers: int) -> list[Kind]:
     return ["full"] * layers
 
 
-def _kimi_layer_kinds(part: Section, layers: int) -> list[Kind]:
+def _kimi_layer_kinds(section: Section, layers: int) -> list[Kind]:
     """The kinds of Kimi's layers. Its config lists the layers of each kind, numbered from 1 on."""
-    full, linear = part.get("full_attn_layers"), part.get("kda_layers")
+    full, linear = section.get("full_attn_layers"), section.get("kda_layers")
     for key, listed in (("full_attn_layers", full), ("kda_layers", linear)):
         if not isinstance(listed, list):
-            raise refused_value(part.path_of(key), "expected a list of layers", listed)
+            raise refused_value(section.path_of(key), "expected a list of layers", listed)
     if sorted([*full, *linear]) != list(range(1, layers + 1)):
-        raise CatalogError(f"{part.where}: full_attn_layers and kda_layers must be all of 1 to {layers}")
+        raise CatalogError(f"{section.where}: full_attn_layers and kda_layers must be all of 1 to {layers}")
     return ["full" if layer + 1 in full else "linear" for layer in range(layers)]
 
 
 def _check_one_per_layer(shape: Section, key: str, per_layer: list[Any], layers: int) -> list[Any]:
-    """The entries `per_layer`, which stand under `key`; raises CatalogError unless each layer has one."""
+    """`per_layer`, the value of `key`; raises CatalogError unless it has one entry per layer."""
     if len(per_layer) != layers:
         raise CatalogError(f"{shape.path_of(key)}: {len(per_layer)} entries for {layers} layers")
     return per_layer
 
 
 def attention_of(shape: Section, layer: int, kind: Kind, formats: Formats) -> Attention | None:
-    """The attention of one layer whose kind `layer_kinds` gave; None if it has none."""
+    """The attention of one layer of this `kind` (`layer_kinds`); None if the layer has none."""
     hidden = hidden_size(shape)
     attention: Attention
     # Families with an attention of their own are recognised by their keys; the last case is for all others.
@@ -266,7 +265,9 @@ def _grouped_attention(
 
 
 def _head_shape(shape: Section, has_window: bool, hidden: int) -> tuple[int, int, int, int]:
-    """Query heads, KV heads, width of a key and of a value; some LLMs have others in layers with windows."""
+    """Query heads, KV heads, and the widths of a key and of a value. Some LLMs have other numbers in layers
+    with windows.
+    """
     family = str(shape.get("model_type", ""))
     heads = first_count(shape, "num_attention_heads", "n_head", "num_heads")
     default_kv_heads = 1 if shape.get("multi_query") is True else heads
@@ -320,7 +321,7 @@ def _block_attention(shape: Section, layer: int, hidden: int, formats: Formats) 
 
 
 def block_config(shape: Section, layer: int, part: str) -> Section:
-    """What Llama-Nemotron's `block_configs` say of one layer's `attention` or `ffn`."""
+    """The section `part`, "attention" or "ffn", of one layer in Llama-Nemotron's `block_configs`."""
     blocks = shape.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != layer_count(shape):
         raise refused_value(
@@ -388,7 +389,7 @@ def _index_of_layer(shape: Section, layer: int) -> tuple[bool, bool]:
 def _compressed_attention(shape: Section, layer: int, hidden: int) -> tuple[CompressedAttention, Modules]:
     """DeepSeek-V4's attention to vectors that each stand for `ratio` tokens, beside a window.
 
-    `compress_ratios` may have one entry more than layers, of the layer for speculative decoding.
+    `compress_ratios` may have an entry more than there are layers, for the one of speculative decoding.
     """
     ratios = shape.get("compress_ratios")
     if not isinstance(ratios, list) or len(ratios) < layer_count(shape):
@@ -418,7 +419,7 @@ def _compressed_attention(shape: Section, layer: int, hidden: int) -> tuple[Comp
 def _gated_delta_net(shape: Section, hidden: int) -> tuple[StateAttention, Modules]:
     """The linear attention of Qwen3-Next and Qwen3.5.
 
-    Queries and keys have one width, values and their gate another, and each head has two more numbers.
+    Queries and keys have one width, values and their gate another, and each head has two numbers besides.
     """
     key_width = shape.whole_number("linear_num_key_heads") * shape.whole_number("linear_key_head_dim")
     heads = shape.whole_number("linear_num_value_heads")
@@ -440,20 +441,20 @@ def _gated_delta_net(shape: Section, hidden: int) -> tuple[StateAttention, Modul
     ]
 
 
-def _delta_attention(part: Section, hidden: int) -> tuple[StateAttention, Modules]:
+def _delta_attention(section: Section, hidden: int) -> tuple[StateAttention, Modules]:
     """Kimi's linear attention.
 
     Queries, keys, values and a gate have one width; the decay is made of head_dim numbers and one per head.
     """
-    part = replace(part, wording=WORDING)
-    heads, head_dim = part.whole_number("num_heads"), part.whole_number("head_dim")
+    section = replace(section, wording=WORDING)
+    heads, head_dim = section.whole_number("num_heads"), section.whole_number("head_dim")
     width = heads * head_dim
-    gate = width if part.flag("use_full_rank_gate", False) else head_dim
+    gate = width if section.flag("use_full_rank_gate", False) else head_dim
     attention = StateAttention(
         projected=3 * width + gate + head_dim + heads,
         output=width,
         conv_width=3 * width,
-        conv_tokens=part.whole_number("short_conv_kernel_size"),
+        conv_tokens=section.whole_number("short_conv_kernel_size"),
         state_values=width * head_dim,
         heads=heads,
     )

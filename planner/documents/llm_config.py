@@ -2,10 +2,10 @@
 
 llm = llm_from_config(Path("checkpoints/mine"))      # the folder, or the file in it
 
-A key of a structure we do not model is refused, and so is an unknown key whose name sounds like structure, so
-that no LLM is read as another. An encoder of images (`vision_config`) counts by the parameters of its
-matrices, without norms and biases, and is taken to be served in 16 bits. An LLM with an encoder of sound is
-refused.
+A key of a structure that is not modelled is refused, and so is an unknown key whose name sounds like
+structure, so that no LLM is read as another. An encoder of images (`vision_config`) counts by the parameters
+of its matrices, without norms and biases, and is taken to be served in 16 bits. An LLM with an encoder of
+sound is refused.
 """
 
 import contextlib
@@ -68,9 +68,9 @@ _GATED_ENCODERS = ("gemma4_vision", "pixtral", "qwen2_5_vl")
 def llm_from_config(path: Path) -> Llm:
     """The shape in a Hugging Face config.json, or in the folder that holds one.
 
-    Raises CatalogError for a key that is missing, for a key of a structure we do not model, and for formats
-    of weights that we do not know. How weights are quantised stands in the config or, where ModelOpt
-    quantised them, in hf_quant_config.json beside it. If all layers are alike, the LLM has no `groups`.
+    The config says how weights are quantised; after ModelOpt hf_quant_config.json beside it does. If all
+    layers are alike, the LLM has no `groups`. Raises CatalogError for a missing key, a key of a structure
+    that is not modelled, and an unknown format of weights.
     """
     file = path / "config.json" if path.is_dir() else path
     with errors_as(CatalogError):
@@ -83,7 +83,7 @@ def may_be_on_hub(name: str) -> bool:
 
 
 def fetch_config(name: str) -> Path | None:
-    """config.json of a checkpoint on huggingface.co, in the cache of the package huggingface_hub. None where
+    """config.json of a checkpoint on huggingface.co, in the cache of the package huggingface_hub. None if
     that package is not installed, there is no network, or no such checkpoint may be read.
     """
     if not may_be_on_hub(name):
@@ -103,8 +103,8 @@ def fetch_config(name: str) -> Path | None:
 
 
 def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
-    """The LLM of a config.json, after every key that no formula describes was refused."""
-    where, language = str(file), _language_part(config)
+    """The LLM of a config.json. Raises CatalogError for a key that no formula describes."""
+    where, language = str(file), _language_config(config)
     formats = read_formats(file, language)
     refuse_unmodelled(language, where)
     shape = Section.from_document(language, where, wording=WORDING)
@@ -128,9 +128,9 @@ def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
     return Llm(**fields, **summarise_groups(groups, hidden, where), head_weights=formats.head)
 
 
-def _language_part(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of the config of an LLM that also reads images; the whole config of another
-    LLM. Where the part has no keys for quantisation or tied embeddings, those of the whole config hold.
+def _language_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the language model: `text_config` for an LLM that also reads images, else all of it.
+    Keys for quantisation and tied embeddings that `text_config` lacks are taken from the whole.
     """
     text_model = config.get("text_config")
     if not isinstance(text_model, dict) or "num_hidden_layers" in config:
@@ -151,7 +151,7 @@ def _group_layers(shape: Section, formats: Formats) -> tuple[LayerGroup, ...]:
 
 
 def _fields_if_uniform(groups: tuple[LayerGroup, ...], formats: Formats) -> dict[str, Any] | None:
-    """The fields of an LLM whose layers are all alike and plain, None for others."""
+    """The fields of an LLM whose layers are all alike and need no `groups`; None for others."""
     attention, block = groups[0].attention, groups[0].feed_forward
     if len(groups) > 1 or not isinstance(attention, GroupedAttention) or block is None:
         return None
@@ -265,7 +265,8 @@ def _projector_size(shape: Section, hidden: int, text_hidden: int) -> int:
         return hidden * merged_patches * inner + inner * out + out * text_hidden
     if "projection_dim" in shape:  # MiniMax-M3 first projects to the LLM's width and merges patches there.
         width = shape.whole_number("projection_dim")
-        return hidden * width + width * width + _patches_per_token(shape) * width * width + width * width
+        projection = hidden * width + width * width
+        return projection + _patches_per_token(shape) * width * width + width * width
     merged = _patches_per_token(shape) * hidden
     indices = check_rows(shape.get("deepstack_visual_indexes", []), shape.path_of("deepstack_visual_indexes"))
     # Each deepstack index has a merger of its own.
@@ -286,7 +287,7 @@ def _compression_config(shape: Section) -> Section:
     return shape.subsection("img_token_compression_config")
 
 
-# Structures that no formula of planner/models describes, and the keys of config.json that turn them on.
+# Structures that no formula of planner/models describes -> the keys of config.json that turn them on.
 UNMODELLED = {
     "some layers without experts": ("expert_layer_period", "moe_layer_start_index"),
     "layers without attention": ("attn_layer_period", "ssm_cfg", "conv_L_cache"),
@@ -322,7 +323,7 @@ _READ = """
     sliding_window_pattern sparse_attention_config ssm_state_size swa_head_dim swa_num_attention_heads
     swa_num_key_value_heads swa_v_head_dim top_k_experts use_sliding_window v_head_dim vocab_size
 """.split()
-# Keys that have a structure word in their name, and do not change the structure.
+# Keys with a structure word in their name that do not change the structure.
 _HARMLESS = """
     add_cross_attention attention_layers attention_types apply_residual_connection_post_layernorm
     attention_multiplier attention_softmax_in_fp32 attention_value_scale attn_res_block_size attn_scale

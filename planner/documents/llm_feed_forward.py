@@ -1,5 +1,5 @@
-"""Reads the feed-forward block of each layer from a config.json: one dense block, or experts, of which each
-token uses some. `shape` is the part of config.json that describes the text model.
+"""Reads the feed-forward block of each layer from a config.json: one dense block, or several experts, a few
+of which serve each token. `shape` is the part of config.json that describes the text model.
 """
 
 import math
@@ -17,8 +17,8 @@ from planner.errors import CatalogError
 from planner.files.document_values import Section, nearest_names, refused_value
 from planner.models.llm import FeedForward
 
-# The keys under which the config.json of an LLM may have each of these values; the first that is there
-# counts.
+# The keys that a config.json may have for the width of a block, the number of experts, ...; the first key
+# that is there counts.
 _WIDTH_KEYS = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 _COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN_KEYS = (
@@ -29,7 +29,7 @@ _PER_TOKEN_KEYS = (
     "moe_top_k",
 )
 _INTERVAL_KEYS = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", "moe_layer_freq")
-_EXPERT_KEYS = (  # These mean nothing in an LLM without experts.
+_EXPERT_KEYS = (  # An LLM without experts must not have these.
     "n_shared_experts",
     "num_shared_experts",
     "shared_expert_intermediate_size",
@@ -40,10 +40,10 @@ _EXPERT_KEYS = (  # These mean nothing in an LLM without experts.
     "first_k_dense_replace",
     "mlp_only_layers",
 )
-# The next three list values of `model_type`. A config.json of one of the first leaves out the width of its
-# blocks, which is four times the hidden size.
+# The next three list values of `model_type`. LLMs of _FOUR_TIMES_HIDDEN leave the width of their blocks out
+# of config.json; it is four times the hidden size.
 _FOUR_TIMES_HIDDEN = ("bloom", "gpt2")
-# A block of an LLM in _UNGATED has two matrices, a block of one in _GATED three (`is_gated`).
+# Blocks of LLMs of _UNGATED have two matrices, those of _GATED three (`is_gated`).
 _UNGATED = (
     "opt",
     "bloom",
@@ -82,7 +82,7 @@ _GATED = (
     "step3p7",
     "step3p5",
 )
-_GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # Every LLM that we know of with one of these has gates.
+_GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # Every LLM in our tests with one of these has gates.
 # Checkpoints name the block's matrices "layers.3.PARENT.gate_proj".
 _PARENTS = ("mlp", "block_sparse_moe", "ffn", "feed_forward", "mixer", "moe")
 _NEMOTRON_MULTIPLE = 256  # Llama-Nemotron's widths are rounded up to a multiple of this.
@@ -152,8 +152,8 @@ def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward
 
 
 def _nemotron_block(shape: Section, layer: int, hidden: int, formats: Formats) -> FeedForward | None:
-    """The feed-forward block of a layer of Llama-Nemotron. The layer names the width, or a factor `ffn_mult`:
-    then the width is 2/3 of that many times the hidden width, rounded up to a multiple of _NEMOTRON_MULTIPLE.
+    """The feed-forward block of a layer of Llama-Nemotron. The layer states the width, or a factor
+    `ffn_mult`: then the width is 2/3 × ffn_mult × hidden, rounded up to a multiple of _NEMOTRON_MULTIPLE.
     """
     block = block_config(shape, layer, "ffn")
     for key in ("replace_with_linear", "sparsify", "moe"):
@@ -170,9 +170,8 @@ def _nemotron_block(shape: Section, layer: int, hidden: int, formats: Formats) -
 
 
 def _has_experts(shape: Section, layer: int) -> bool:
-    """Whether a layer of an LLM with experts has them itself. A list of kinds of layers decides alone, if
-    there is one; otherwise the keys below each may say that the layer is dense. Raises CatalogError for
-    values that are not known.
+    """Whether this layer of an LLM with experts has experts. A list with an entry per layer decides alone;
+    without one, any of several keys may make the layer dense. Raises CatalogError for unknown values.
     """
     layers = layer_count(shape)
     for key in ("mlp_layer_types", "moe_layer_freq"):
@@ -191,7 +190,7 @@ def _has_experts(shape: Section, layer: int) -> bool:
         raise refused_value(shape.path_of("mlp_only_layers"), "expected a list of layers", dense_layers)
     if layer in dense_layers:
         return False
-    if "moe_layers_enum" in shape:  # Step's LLMs list them as text: "3,4,5".
+    if "moe_layers_enum" in shape:  # Step's LLMs list the layers with experts as text: "3,4,5".
         return str(layer) in shape.text("moe_layers_enum").replace(" ", "").split(",")
     if isinstance(listed := shape.get("moe_layers"), list):
         return layer in listed
@@ -239,11 +238,11 @@ def _shared_width(shape: Section) -> int:
     return count * width
 
 
-def _dense_format(shape: Section, layer: int, formats: Formats, parts: tuple[str, ...] = ("",)) -> str:
-    """The format of a dense block's matrices. `parts` are the beginnings that their names may have within the
-    block. Raises CatalogError where the matrices differ.
+def _dense_format(shape: Section, layer: int, formats: Formats, prefixes: tuple[str, ...] = ("",)) -> str:
+    """The format of a dense block's matrices, whose names within the block may begin with `prefixes`. Raises
+    CatalogError if the matrices differ.
     """
-    blocks = [f"layers.{layer}.{parent}.{part}" for parent in _PARENTS for part in parts]
+    blocks = [f"layers.{layer}.{parent}.{prefix}" for parent in _PARENTS for prefix in prefixes]
     # The names that checkpoints give to each of the three matrices; gate and up may be stored as one.
     matrices = (("gate_proj", "gate_up_proj", "up_proj"), ("up_proj", "gate_up_proj"), ("down_proj",))
     formats_of_matrices = {
@@ -269,7 +268,7 @@ def _shared_format(shape: Section, layer: int, formats: Formats) -> str:
 
 
 def _experts_format(shape: Section, layer: int, formats: Formats) -> str:
-    """The format of the matrices of all routed experts of a layer. Raises CatalogError where they differ."""
+    """The format of a layer's routed experts. Raises CatalogError if their matrices differ."""
     parents = tuple(f"{parent}.experts" for parent in _PARENTS)
     if str(shape.get("model_type", "")).startswith("gemma4"):
         parents = ("experts",)  # The experts stand beside the layer's `mlp`, not in it.

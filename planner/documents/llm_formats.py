@@ -32,7 +32,7 @@ MAX_CONFIG_BYTES = 16 * 2**20
 # Keys under which a config.json declares the formats of its quantised weights.
 QUANTISED = ("quantization_config", "compression_config", "quantization")
 MODELOPT_FILE = "hf_quant_config.json"
-# How messages on a format that is not modelled end.
+# The end of messages about a format that is not modelled.
 INSTEAD = (
     "name a checkpoint in 16 bits, fp8, int8, int4, mxfp4 or nvfp4, or describe this one in a llms.yaml of "
     "your own with its weights"
@@ -42,7 +42,7 @@ _OTHER_FILES = ("quantize_config.json", "quant_config.json")
 # Keys that list the modules which are not quantised.
 _IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
 _FP8_METHODS = ("fp8", "fbgemm_fp8", "ptpc_fp8")
-_NO_METHOD = "none"  # What str(section.get("quant_method")).lower() gives for a section without that key.
+_NO_METHOD = "none"  # `str(section.get("quant_method")).lower()` is this for a section without the key.
 # Values of `quant_method` with which a section may have `config_groups`. ModelOpt may write no method at all.
 _GROUPED_METHODS = ("compressed-tensors", "modelopt", "modelopt_fp4", _NO_METHOD, *_FP8_METHODS)
 # ModelOpt's names of formats, and ours.
@@ -63,8 +63,8 @@ _ALGORITHMS = {
 }
 # Module names of checkpoints begin with one of these. Callers leave it out ("layers.3.mlp", "lm_head").
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "backbone.", "language_model.", "")
-# Weights that share a scale, in the formats "int4" and "int4-g32" or "int4-g32z"; larger groups take less
-# memory.
+# How many weights share a scale: 128 in the format "int4", 32 in "int4-g32" and "int4-g32z". Scales of larger
+# groups take less memory.
 _LARGE_GROUP, _SMALL_GROUP = 128, 32
 _ONE_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")  # All experts of a layer share a format.
 _GLOB = re.compile(r"[*?\[]")
@@ -74,9 +74,9 @@ _GLOB = re.compile(r"[*?\[]")
 class Formats:
     """The formats of an LLM's modules.
 
-    Modules that no rule names have the format `default`, or `experts` if they are routed experts. A rule of
-    `names` holds for the module of this name and for all modules inside it, one of `patterns` for modules
-    whose name begins with a match. `kv_dtype_bytes` are the bytes of one value in the KV cache.
+    Modules that no rule names have the format `default`, or `experts` if they are routed experts. A rule in
+    `names` applies to the module of this name and to all modules inside it; a rule in `patterns` applies to
+    modules whose name begins with a match. `kv_dtype_bytes` are the bytes of one value in the KV cache.
     """
 
     default: str = "bf16"
@@ -87,8 +87,8 @@ class Formats:
 
     def format_of(self, aliases: Iterable[str], *, is_expert: bool = False) -> str:
         """The format of a module. `aliases` are the names that checkpoints give to it, from "layers." or
-        "lm_head" on; the first one for which there is a rule decides. Patterns of quantised modules count
-        last, as what is not quantised may be among those.
+        "lm_head" on; the first alias with a rule decides. Patterns of quantised modules are tried last, as
+        they may also match modules that another rule leaves in 16 bits.
         """
         names = list(aliases)
         for rule in (self._format_by_rule, self._format_by_wide_pattern):
@@ -102,14 +102,14 @@ class Formats:
         """The format of the output head, which is quantised only where a rule names it."""
         if format := self.names.get("lm_head"):
             return format
-        ends_so = (format for name, format in self.names.items() if name.endswith(".lm_head"))
-        return next(ends_so, "bf16")
+        head_formats = (format for name, format in self.names.items() if name.endswith(".lm_head"))
+        return next(head_formats, "bf16")
 
     def _format_by_rule(self, module: str) -> str | None:
         """The format by the rules of the checkpoint; None if no rule applies.
 
         A rule is a pattern of modules in 16 bits, which must match from the start; or a name, which may be
-        any consecutive parts of the module's (parts are what dots separate): "mlp.experts" holds for
+        any consecutive parts of the module's name between dots: "mlp.experts" applies to
         "layers.3.mlp.experts.0". A rule for the module itself comes before one for a module around it.
         """
         if not self.names and not self.patterns:
@@ -142,8 +142,8 @@ class Formats:
 
     @cached_property
     def _last_parts(self) -> frozenset[str]:
-        """The last part of each name in `names`. A module whose last part is not among them needs no further
-        look-up, which saves most of them.
+        """The last part of each name in `names`. Parts of a module's name that are not among them need no
+        look-up, which saves most look-ups.
         """
         return frozenset(name.rpartition(".")[2] for name in self.names)
 
@@ -293,7 +293,7 @@ def _not_modelled(section: Config, where: str, key: str) -> CatalogError:
 
 def _int4_format(section: Config, where: str, small_groups: str) -> str:
     """The format of weights in 4 bits, by how many of them share a scale (`group_size`); `small_groups` is
-    that of groups of 32.
+    the format for groups of 32.
 
     A `group_size` of -1 stands for a whole row; a missing one or None for 128, the default of AWQ and GPTQ.
     Sizes from 32 to 127 count as 32, larger ones as 128, so a weight is never counted as too small.
@@ -392,8 +392,8 @@ def _deepseek_v4(section: Config, where: str, config: Config, kv_dtype_bytes: fl
 
 
 def _formats_of_rules(default: str, experts: str, kv_dtype_bytes: float, named: Mapping[str, str]) -> Formats:
-    """The formats by the rules `named`, from names, names with wildcards, and regular expressions after
-    "re:", to formats. Rules without a wildcard are looked up by name, the others tried in turn.
+    """The formats by the rules `named`. A key of `named` is a name, a name with wildcards, or a regular
+    expression after "re:"; its value is a format. Only plain names can be looked up in a dictionary.
     """
     names: dict[str, str] = {}
     patterns = []
@@ -435,7 +435,7 @@ def _check_pattern(name: str, where: str) -> None:
 
 
 def _kv_bytes(section: Config, where: str) -> float:
-    """Bytes of one value in the KV cache: 2, or 1 if the checkpoint has one of two keys that vLLM follows.
+    """Bytes of one value in the KV cache: 2, or 1 if the checkpoint has one of the two keys that vLLM reads.
 
     compressed-tensors writes `kv_cache_scheme: {num_bits: 8, ...}`, ModelOpt the same or
     `kv_cache_quant_algo: FP8`. Raises CatalogError for other values of these keys.

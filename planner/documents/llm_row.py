@@ -53,41 +53,43 @@ def read_groups(row: Section) -> tuple[LayerGroup, ...]:
         )
         attention, block = None, None
         if "attention" in group:
-            part = group.subsection("attention")
-            attention_class = KINDS[part.one_of("kind", KINDS)]
-            attention = _parse_part(attention_class, part, ("kind",))
+            section = group.subsection("attention")
+            attention_class = KINDS[section.one_of("kind", KINDS)]
+            attention = _parse_block(attention_class, section, ("kind",))
         if "feed_forward" in group:
-            block = _parse_part(FeedForward, group.subsection("feed_forward"))
+            block = _parse_block(FeedForward, group.subsection("feed_forward"))
         groups.append(LayerGroup(group.whole_number("layers"), attention, block))
     return tuple(groups)
 
 
-def _parse_part(block_class: type[Any], part: Section, extra_keys: tuple[str, ...] = ()) -> Any:
-    """An object of the dataclass `block_class`; the keys of `part` are its fields, but for `extra_keys`."""
+def _parse_block(block_class: type[Any], section: Section, extra_keys: tuple[str, ...] = ()) -> Any:
+    """An object of the dataclass `block_class`; the keys of `section` are its fields, and `extra_keys`."""
     by_name = {field.name: field for field in fields(block_class)}
-    part = Section.from_document(part.values, part.where, (*by_name, *extra_keys), wording=part.wording)
+    section = Section.from_document(
+        section.values, section.where, (*by_name, *extra_keys), wording=section.wording
+    )
     values = {
-        name: _parse_field(part, field)
+        name: _parse_field(section, field)
         for name, field in by_name.items()
-        if name in part or field.default is MISSING  # A missing key of such a field raises InputError.
+        if name in section or field.default is MISSING  # A missing key of such a field raises InputError.
     }
     try:
         return block_class(**values)
     except CatalogError as error:
-        raise InputError(f"{part.where}: {error}") from None
+        raise InputError(f"{section.where}: {error}") from None
 
 
-def _parse_field(part: Section, field: Field[Any]) -> Any:
+def _parse_field(section: Section, field: Field[Any]) -> Any:
     """The value of one field, read by the field's type."""
     match str(field.type):  # Annotations are text: the module has `from __future__ import annotations`.
         case "bool":
-            return part.flag(field.name)
+            return section.flag(field.name)
         case "str":
-            return part.one_of(field.name, WEIGHTS)
+            return section.one_of(field.name, WEIGHTS)
         case "float":
-            return part.number(field.name, least=0.0)
+            return section.number(field.name, least=0.0)
         case _:
-            return part.whole_number(field.name, least=0 if field.name in _MAY_BE_0 else 1)
+            return section.whole_number(field.name, least=0 if field.name in _MAY_BE_0 else 1)
 
 
 def llm_row(llm: Llm) -> dict[str, Any]:
@@ -126,9 +128,9 @@ def _group_row(group: LayerGroup) -> dict[str, Any]:
     return row
 
 
-def _changed_fields(part: Attention | FeedForward) -> dict[str, Any]:
+def _changed_fields(block: Attention | FeedForward) -> dict[str, Any]:
     """The fields that differ from their defaults."""
-    values = {field.name: (getattr(part, field.name), field.default) for field in fields(part)}
+    values = {field.name: (getattr(block, field.name), field.default) for field in fields(block)}
     return {name: value for name, (value, default) in values.items() if value != default}
 
 

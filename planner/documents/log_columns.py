@@ -53,7 +53,7 @@ def log_options_of(document: Mapping[str, Any], where: object = "slo.yaml") -> L
 
 def read_log_options(slo: Path | None) -> LogOptions | None:
     """How a log is to be read, from the section `traffic` of an slo.yaml. None without a file, and for a
-    pipe: it can be read only once, and the question is read from it later.
+    pipe, which can be read only once: the question is read from it later.
     """
     # Path.is_file raises for a name that no file can have. The reader of the question refuses such a name.
     if slo is None or not os.path.isfile(slo):  # noqa: PTH113

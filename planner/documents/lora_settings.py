@@ -4,12 +4,11 @@
     lora: {max_loras: 2, max_rank: 64, adapters: [sales, support, legal], max_cpu_loras: 3}
 
 `max_loras`, `max_rank` and `max_cpu_loras` are vLLM's settings: the adapters in a GPU's slots at once, the
-largest rank of one, and the adapters in the host's memory, by default all of them (at least `max_loras`).
-`adapters` are all that are served: how many, or their names. The column `adapter` of a trace names the
-adapter of each request; without the column all adapters are equally likely. `targets` are the matrices that
-adapters change, by default all. `link` is the bandwidth from the host's memory into a slot, `disk` that from
-disk into the host's memory (planner/models/lora.py). `longer` is the share by which the times of LoRA are
-raised in a plan with `robust`.
+largest rank, and the adapters in the host's memory, by default all of them (at least `max_loras`). `adapters`
+counts or names all that are served. The column `adapter` of a trace names the adapter of each request;
+without the column all adapters are equally likely. `targets` are the matrices that adapters change, by
+default all. `link` is the bandwidth from the host's memory into a slot, `disk` that from disk into the host's
+memory (planner/models/lora.py). `longer` is the share by which a plan with `robust` raises the times of LoRA.
 """
 
 from typing import Any

@@ -37,10 +37,10 @@ from planner.units import count_text, show_s
 
 DEFAULT_START_S = 300.0  # How long a worker takes to start if its row does not say.
 PRICES = ("on_demand", "reserved", "spot")
-# Columns of a demand that name its windows, and are no LLM's rates.
+# Columns of a demand that name its windows; all other columns are rates of LLMs.
 WINDOW_COLUMNS = {"window", "hour", "time", "timestamp", "date", "datetime", "day", "interval", "start"}
 CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start", "fleet")
-LEAST_RATE_RPS = 1e-6  # Of a worker that carries nothing no number would be enough.
+LEAST_RATE_RPS = 1e-6  # A worker that sustains less is refused: no number of such workers would be enough.
 # The next three are about the part of a trace after its last full window; set by hand.
 LEAST_PART_FRAC = 0.1  # A part shorter than this share of a window is left out: its rate is mostly chance.
 LEAST_PART_S = 1.0  # A shorter part is taken to last this long: a trace of one request has length 0.
@@ -49,14 +49,14 @@ FULL_FRAC = 0.95  # A part longer than this share of a window needs no note.
 MOST_INTERRUPTIONS_PER_H = 1e4
 MOST_STOCK = 10**7
 MOST_GPUS = 10**5  # GPUs of one worker.
-WORDING = document_values.Wording(least="expected at least {:g}")  # How `plan schedule` refuses numbers.
+WORDING = document_values.Wording(
+    least="expected at least {:g}"
+)  # How `plan schedule` refuses small numbers.
 
 
 def read_market(path: Path) -> Market:
-    """The market of a schedule.yaml.
-
-    `path` may also be a folder with a plan.yaml, which is then read in its place. Raises InputError that
-    names file and field.
+    """The market of a schedule.yaml; if `path` is a folder with a plan.yaml, that file is read. Raises
+    InputError that names file and field.
     """
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
     document = read_yaml(file)
@@ -155,22 +155,22 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
         (*PRICES, "interruptions", "stock", "owned"),
         wording=WORDING,
     )
-    price = {name: section.at_least(name, "usd_per_h", None) for name in PRICES}
+    prices = {name: section.at_least(name, "usd_per_h", None) for name in PRICES}
     stock = section.whole_number("stock", None, least=0, most=MOST_STOCK)
     owned = section.whole_number("owned", None, least=0, most=MOST_STOCK if stock is None else stock)
     if owned is not None:
-        # The solver knows owned GPUs as reserved ones, which cost nothing unless a price is written.
-        price["reserved"] = price["reserved"] or 0.0
-        if price["on_demand"] is None:  # Without rented GPUs there are no more than the owned ones.
+        # For the solver owned GPUs are reserved ones, which cost nothing unless a price is written.
+        prices["reserved"] = prices["reserved"] or 0.0
+        if prices["on_demand"] is None:  # None can be rented, so there are no more than the owned ones.
             stock = owned
-    if price["on_demand"] is None and price["reserved"] is None:
+    if prices["on_demand"] is None and prices["reserved"] is None:
         raise InputError(f"{where}: needs a price on_demand or reserved; spot alone keeps no SLO")
     return GpuOffer(
         gpu=gpu,
-        on_demand_usd_per_h=price["on_demand"],
-        reserved_usd_per_h=price["reserved"],
-        spot_usd_per_h=price["spot"],
-        # `share` also reads "5 %" an hour, as providers write it. A bare number is a frequency as it stands.
+        on_demand_usd_per_h=prices["on_demand"],
+        reserved_usd_per_h=prices["reserved"],
+        spot_usd_per_h=prices["spot"],
+        # `share` also reads "5 %" per hour, as providers write it. A bare number is interruptions per hour.
         interruptions_per_h=section.share(
             "interruptions", 0.0, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H
         ),
@@ -208,7 +208,7 @@ def _parse_capacity(row: object, where: str, priced_gpus: set[str], folder: Path
 
 
 def _gpus_of_worker(section: document_values.Section) -> dict[str, int]:
-    """GPUs of each kind of one worker: `gpu` with `gpus`, or `gpu` with several names and their numbers."""
+    """How many GPUs of each kind a worker has: from `gpu: NAME` and `gpus`, or from `gpu: {NAME: COUNT}`."""
     if not isinstance(section.get("gpu"), Mapping):
         return {section.text("gpu"): section.whole_number("gpus", 1, most=MOST_GPUS)}
     if "gpus" in section:

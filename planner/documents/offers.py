@@ -20,7 +20,7 @@ from planner.units import show_exactly
 
 Term = Literal["on-demand", "reserved-1y", "reserved-3y", "spot"]
 KEYS = ("provider", "term", "price", "date", "source")
-OLD_DAYS = 180  # Reports call a price old that was listed more days ago; chosen by hand.
+OLD_DAYS = 180  # Reports call a price old if it was listed more days ago than this; set by hand.
 # A year, a month or a day, such as "2026", "2026-11" and "2026-11-21".
 _DATE = re.compile(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?")
 
@@ -109,14 +109,16 @@ def offers_of_others(
 def first_day(date: str) -> datetime.date | None:
     """The earliest day that "2026-11-21", "2026-11" or "2026" may mean; None for a text that is no date."""
     match = _DATE.fullmatch(date.strip())
+    if match is None:
+        return None
     try:
-        # The earliest day has month 1 and day 1 where the text leaves them out.
-        return match and datetime.date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
+        # A missing month or day is the first.
+        return datetime.date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
     except ValueError:  # There is no such day: 2026-02-30.
         return None
 
 
 def age_days(date: str, today: datetime.date) -> int | None:
-    """The most days since `date` (`first_day` of it); None for a text that is no date."""
+    """The most days that may have passed since `date`; None for a text that is no date."""
     day = first_day(date)
     return None if day is None else (today - day).days

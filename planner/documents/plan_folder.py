@@ -48,9 +48,10 @@ NEAR_FRAC = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenPlan:
-    """The content of a plan's files. `simulated_s` are the written percentiles of the SLO's lines, None where
-    not finite. None are also `throughput` unless that is the objective, `made` in older files, and
-    `requested_rps` for a question without a rate.
+    """The content of a plan's files.
+
+    `simulated_s` are the written percentiles of the SLO's lines, None where not finite. `throughput` is None
+    unless it is the objective, `made` in older files, `requested_rps` for a question without a rate.
     """
 
     folder: Path
@@ -72,8 +73,8 @@ class WrittenPlan:
 
     @property
     def spot_spares(self) -> tuple[SpotSpare, ...]:
-        """How many spot workers of each pool the plan counts on losing at once. Empty without spot workers,
-        in files of versions that did not write it, and for fleets with pinned prefixes.
+        """How many spot workers of each pool may be down at once in this plan. Empty without spot workers, in
+        files of versions that did not write it, and for fleets with pinned prefixes.
         """
         if self.fleet.pinned:
             return ()
@@ -86,8 +87,8 @@ class WrittenPlan:
         return self.fleet.with_counts(pool.count - down.get(pool.name, 0) for pool in self.fleet.pools)
 
     def check_percentile(self, limit: Limit, line_index: int, value_s: float) -> None:
-        """Raise InputError if `value_s`, the simulated percentile of the SLO's line `limit`, differs from the
-        written one. `line_index` is the line's place in the SLO.
+        """Raise InputError if `value_s`, the percentile of `limit` in a new simulation, differs from the
+        written one. `line_index` is the position of the limit in the SLO.
         """
         written_s = self.simulated_s[line_index] if line_index < len(self.simulated_s) else None
         if not _is_near(value_s, written_s):
@@ -108,8 +109,8 @@ def read_written(path: Path, catalog: Catalog) -> WrittenPlan:
 
 def _read_plan(path: Path, fleet: Fleet, written: Document, catalog: Catalog) -> WrittenPlan:
     """The plan of `fleet` (read from plan.yaml at `path`), of `written` (certificate.json) and of the traffic
-    beside them. Raises InputError or ValueError if the files contradict each other, and errors such as
-    KeyError if `written` has another form; `_translate_errors` is for these.
+    beside them. Raises InputError if the files contradict each other, and the errors that `_translate_errors`
+    translates if `written` has another form.
     """
     folder = path.parent
     traffic = {
@@ -161,8 +162,8 @@ def _read_plan(path: Path, fleet: Fleet, written: Document, catalog: Catalog) ->
 
 
 def _translate_errors(folder: Path, read: Callable[[], Content]) -> Content:
-    """What `read` returns. Whatever it raises for a certificate.json of another form (a missing key, a value
-    of another type) becomes an InputError that names the file.
+    """The result of `read`. Its errors for a certificate.json of another form (a missing key, a value of
+    another type) become an InputError that names the file.
     """
     try:
         return read()
@@ -174,8 +175,8 @@ def _translate_errors(folder: Path, read: Callable[[], Content]) -> Content:
 
 
 def _mismatch(folder: Path, simulated: str, written: str) -> str:
-    """The text of an error for a folder whose files are of two plans: `simulated` is what plan.yaml and the
-    traffic have, `written` what certificate.json says.
+    """The error for a folder whose files are of two plans: plan.yaml and the traffic give `simulated`, and
+    certificate.json says `written`.
     """
     return (
         f"{folder}: plan.yaml on the traffic beside it has {simulated}, certificate.json says {written}: "
@@ -185,16 +186,14 @@ def _mismatch(folder: Path, simulated: str, written: str) -> str:
 
 def _read_traffic(folder: Path) -> Trace:
     """The trace that the plan was made with."""
-    # Prefixes and sessions do not fit into requests.csv. A plan whose traffic has them has traffic.jsonl too.
+    # requests.csv has no columns for prefixes and sessions. Traffic with them is in traffic.jsonl too.
     with_prefixes = folder / "traffic.jsonl"
     # No seed: with one, equal arrival times would be spread anew, but they must stay as they were simulated.
     return read_trace(with_prefixes if with_prefixes.exists() else folder / "requests.csv", seed=None)
 
 
 def _read_alternative(row: Document, llm: str, path: Path, catalog: Catalog) -> Alternative:
-    """The alternative that is written as `row`. Its fleet, if it has one, is written without an LLM, which is
-    the plan's `llm`.
-    """
+    """The alternative in `row`. Its fleet, if any, is written without the LLM, which is the plan's `llm`."""
     fleet = row["fleet"]
     return read_alternative(row, None if fleet is None else fleet_of({"llm": llm, **fleet}, path, catalog))
 

@@ -48,15 +48,16 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
     if task is not None and task.llm != plan["llm"]:
         raise InputError(f"{file}: is a plan of {plan['llm']}, its question is of {task.llm}")
     try:
-        rate_rps = traffic.get("requested_rps", traffic["rate_rps"])  # As asked for, if it was.
+        # The rate that the question asks for, or else that of the trace.
+        rate_rps = traffic.get("requested_rps", traffic["rate_rps"])
         return parse_market(schedule_document([(plan | {"rate_rps": rate_rps}, task)], catalog))
     except (KeyError, TypeError, AttributeError, InputError) as error:
         raise InputError(f"{file}: is no plan as `plan -o` writes it ({error})") from None
 
 
 def schedule_caveat(path: Path, *, has_question: bool = False) -> str:
-    """A sentence on what a schedule of a plan's fleet does not count, on spot workers, and without the plan's
-    question on prices; empty for files that are no plan.
+    """A sentence on what a schedule of a plan's fleet leaves out: idle GPUs, prices of spot workers and,
+    without the plan's question, reserved prices. Empty for files that are no plan.
     """
     plan = _read_plan_file(path)[1]
     if not _is_plan(plan):
@@ -75,7 +76,7 @@ def schedule_caveat(path: Path, *, has_question: bool = False) -> str:
 
 
 def _read_plan_file(path: Path) -> tuple[Path, Document]:
-    """The file itself, or plan.yaml in the folder, and what it holds."""
+    """The file, or plan.yaml in the folder, and its content."""
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
     return file, read_yaml(file)
 
@@ -93,36 +94,36 @@ def schedule_document(
 
     The limits of the task are written only for a single plan, as limits of several plans cannot be added up.
     A GPU of several plans has the least of the plans' stocks, so that the schedule takes no more than any of
-    the questions allowed. Workers on a GPU of which owned ones have a line of their own (`offer_documents`)
-    stand in two rows of `capacity`.
+    the questions allowed. If owned GPUs have a line of their own (`offer_documents`), workers on such a GPU
+    have two rows of `capacity`: on rented and on owned GPUs.
     """
     gpus: Document = {}
     capacity: list[Document] = []
     for plan, task in plans:
-        gpus_here = {name: catalog.gpu(name) for name in gpus_of_plan(plan)}
-        offers_here: dict[str, Document] = {}
-        for gpu in gpus_here.values():
-            offers_here |= offer_documents(plan, gpu, task)
-        for name, offer in offers_here.items():
+        plan_gpus = {name: catalog.gpu(name) for name in gpus_of_plan(plan)}
+        plan_offers: dict[str, Document] = {}
+        for gpu in plan_gpus.values():
+            plan_offers |= offer_documents(plan, gpu, task)
+        for name, offer in plan_offers.items():
             earlier = gpus.setdefault(name, offer)
             if earlier != offer and "stock" in offer:
                 earlier["stock"] = min(offer["stock"], earlier.get("stock", offer["stock"]))
-        row = capacity_document(plan, gpus_here)
+        row = capacity_document(plan, plan_gpus)
         capacity.append(row)
-        if any(name.endswith(OWNED) for name in offers_here):
-            capacity.append(_on_owned(row, offers_here))
+        if any(name.endswith(OWNED) for name in plan_offers):
+            capacity.append(_on_owned(row, plan_offers))
     task = plans[0][1] if len(plans) == 1 else None
     bounds = {} if task is None else limits_document(task)
     return {"gpus": gpus, "capacity": capacity} | ({"limits": bounds} if bounds else {})
 
 
 def gpus_of_plan(plan: Mapping[str, Any]) -> list[str]:
-    """The names of a plan's GPUs, without the suffix of those on spot."""
+    """The names of a plan's GPUs, without suffixes such as @spot."""
     return sorted({row_of(pool["gpu"]) for pool in plan["workers"]})
 
 
 def _on_owned(row: Document, offers: Mapping[str, Document]) -> Document:
-    """A row of `capacity` with owned GPUs where these have a line of their own among `offers`."""
+    """A row of `capacity` on owned GPUs instead, as far as these have a line of their own in `offers`."""
 
     def owned_name(gpu: str) -> str:
         return gpu + OWNED if gpu + OWNED in offers else gpu
@@ -136,10 +137,10 @@ def offer_documents(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None
     """The lines of `gpus` for a GPU of a plan: its prices, and how many of it the schedule may use.
 
     If the plan has this GPU alone, none on spot or owned, the price is the plan's average per GPU; otherwise
-    that of the task, of plan.yaml or of the catalog, in this order. If the task reserves the GPU, that is the
-    reserved price, and the task's price on demand stands beside it. Owned GPUs, as many as the task or else
-    the plan has, are offered as reserved ones at the price of their electricity; where others are reserved
-    for a price, in a line of their own.
+    that of the task, of plan.yaml or of the catalog, in this order. If the task reserves the GPU, this price
+    is the reserved one, and the task's price on demand stands beside it. Owned GPUs, as many as the task or
+    else the plan has, are offered as reserved ones at the price of their electricity. If the GPU is also
+    reserved for a price, the owned ones have a line of their own.
     """
     names = {pool["gpu"] for pool in plan["workers"]}
 
@@ -165,20 +166,20 @@ def offer_documents(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None
     worker_gpus = {_gpus_of_worker(pool) for pool in plan["workers"] if row_of(pool["gpu"]) == gpu.name}
     counts = [] if task is None else [task.stock_of(gpu, worker_gpus), task.gpu_limit]
     stock = min((count for count in counts if count is not None), default=None)
-    own = {"reserved": f"{electricity_usd_per_h(gpu.name + OWNED):.12g} usd/h", "owned": owned}
+    owned_offer = {"reserved": f"{electricity_usd_per_h(gpu.name + OWNED):.12g} usd/h", "owned": owned}
     if owned and not is_reserved:
-        offer |= own
+        offer |= owned_offer
     elif owned and stock is not None and stock <= owned:
-        return {gpu.name: own | {"stock": stock}}
+        return {gpu.name: owned_offer | {"stock": stock}}
     elif owned:
         rented = {} if stock is None else {"stock": stock - owned}
-        return {gpu.name: offer | rented, gpu.name + OWNED: own}
+        return {gpu.name: offer | rented, gpu.name + OWNED: owned_offer}
     return {gpu.name: offer | ({} if stock is None else {"stock": stock})}
 
 
 def _written_usd_per_h(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> float:
-    """The price of a GPU off spot, without electricity: the task's, that of plan.yaml, or the catalog's. A
-    GPU with a power cap that the task does not price costs what it costs without the cap.
+    """The price of a GPU on demand, without electricity: the task's, that of plan.yaml, or the catalog's. A
+    GPU with a power cap that the task does not price costs as much as without the cap.
     """
     written = plan.get("prices")
     if task is not None:
@@ -207,9 +208,8 @@ def _round_up(rate_rps: float) -> float:
 
 
 def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
-    """A row of `capacity`: the smallest even part of a plan's fleet, with its share of the rate.
-
-    Of one mixed pool the part is a worker. `gpus` has the plan's GPUs by name.
+    """A row of `capacity`: the smallest part into which a plan's fleet divides evenly, with its share of the
+    rate. For a single mixed pool that is one worker. `gpus` has the plan's GPUs by name.
     """
     # Pools that differ in nothing but how their GPUs are paid (owned, rented, on spot) count as one pool:
     # (role, GPU, all settings as text) -> workers, and GPUs of a worker.

@@ -9,10 +9,10 @@
       research: true                       # `any` includes rows that no target deploys
       quantum_tokens: 2000                 # and every other setting of fleet.yaml
 
-An axis is a key with several values to choose among. Of the values that a question names, every combination
-is searched by itself. `any` stands for every row that the deployment target has. Only the usual row of them
-(for `routing` several) is searched; the other rows are raced: tried on the fleet that the search finds
-(search/mixed/policy_search.py).
+An axis is a key with several values to choose among. Every combination of the values that a question names is
+searched by itself. `any` stands for every row that the deployment target has: only the usual row (for
+`routing` several) is searched, and the other rows are raced, which is to try them on the fleet that the
+search finds (search/mixed/policy_search.py).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ KNOWN, MEAN = "known", "mean"
 MEAN_BUCKETS = 10
 # Default of `repurpose_after` where pools: `repurpose` comes from `any` and the question gives no time.
 REPURPOSE_AFTER_S = 120.0
-# Each combination costs a search of its own. If there are more than this, only the first is searched, and the
-# other values are raced.
+# Each combination costs a search of its own. If there are more than this, only the first value of each axis
+# is searched, and the other values are raced.
 MOST_COMBINATIONS = 32
 # The routings of described agents by default: they send a turn to the worker that has its session's prefix.
 AGENTS_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.code == CACHE_AWARE)
@@ -144,28 +144,28 @@ class PolicyChoices:
         elif not routings_without and not self._needs_caches():
             # Without caches the named routings cannot run; the usual one shows what caches save.
             routings_without = [_USUAL.routing]
-        # Whether there are prefix caches, and what is behind them, with each routing that goes with that.
-        caches: list[tuple[bool, KvOffload | None, str]] = [(False, None, name) for name in routings_without]
+        # (has prefix caches, the offload behind them, routing)
+        cachings: list[tuple[bool, KvOffload | None, str]] = [
+            (False, None, name) for name in routings_without
+        ]
         if self.prefix_cache:
-            caches += [(True, self.kv_offload, name) for name in self.routings]
-            caches += [(True, None, name) for name in self.routings] if self.may_leave_offload else []
+            cachings += [(True, self.kv_offload, name) for name in self.routings]
+            cachings += [(True, None, name) for name in self.routings] if self.may_leave_offload else []
         other_axes = {axis: values for axis, values in self.axes.items() if axis != "routing"}
         choices = []
-        for is_cached, kv_offload, routing in caches:
+        for has_caches, kv_offload, routing in cachings:
             for values in itertools.product(*other_axes.values()):
-                policies = replace(self.settings, prefix_cache=is_cached, kv_offload=kv_offload)
+                policies = replace(self.settings, prefix_cache=has_caches, kv_offload=kv_offload)
                 policies = self._with_value(policies, "routing", routing, slo)
                 for axis, value in zip(other_axes, values, strict=True):
                     policies = self._with_value(policies, axis, value, slo)
-                if go_together(policies):  # The rule of planner/policies.py.
+                if go_together(policies):  # By the rules of planner/policies.py.
                     choices.append(_as_deployed(policies, target))
-        return tuple(dict.fromkeys(choices))  # Without `kv_offload` both lists with caches are the same.
+        return tuple(dict.fromkeys(choices))  # Without `kv_offload` the two lists with caches are equal.
 
     def without_classes(self) -> PolicyChoices:
-        """The choices for requests of one class or of none: the usual queue replaces queues by deadline.
-
-        Among requests of one class a queue by deadline is first come, first served, so it is not raced
-        either.
+        """The choices for requests of at most one class: the usual queue replaces queues by deadline, which
+        are not raced either. Among requests of one class such a queue is first come, first served.
         """
         queues = dict.fromkeys(_USUAL.queue if QUEUE[name].by_deadline else name for name in self.queues)
         not_raced = {*queues, *(row.name for row in QUEUE.values() if row.by_deadline)}
@@ -173,7 +173,7 @@ class PolicyChoices:
         return replace(self, axes={**self.axes, "queue": tuple(queues)}, raced_changes=tuple(raced))
 
     def _needs_caches(self) -> bool:
-        """Whether an axis other than routing has nothing but rows that need caches."""
+        """Whether all rows of an axis other than routing need caches."""
         for axis, values in self.axes.items():
             if axis in BY_FIELD and axis != "routing":
                 rows = [BY_FIELD[axis][value] for value in values]
@@ -184,8 +184,8 @@ class PolicyChoices:
     def with_change(
         self, policies: Policies, change: PolicyChange, slo: Slo, target: str | None
     ) -> Policies | None:
-        """These policies with another value of one axis, and with or without prefix caches as that value
-        needs. None if nothing changes, or if the policies do not go together.
+        """These policies with another value of one axis, and with or without prefix caches, whichever that
+        value needs. None if nothing changes, or if the policies do not go together.
         """
         if change.row is not None and change.row.needs_caches and not policies.prefix_cache:
             if not self.prefix_cache:
@@ -233,7 +233,8 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
     question names a queue that needs one. Without classes there are no deadlines to go by: `edf` is no longer
     raced, and an InputError is raised if the question names it.
 
-    With guarantees to tenants the queues by tenants are raced likewise, as far as `plan serve` has them.
+    With guarantees to tenants and no target, the queues by tenants are raced likewise, if `plan serve` has
+    them.
     """
     if slo.guarantees and not names_queue and target is None:
         by_tenant = tuple(
@@ -264,11 +265,11 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
 
 
 def without_pins(choices: PolicyChoices, section: Section) -> PolicyChoices:
-    """The choices for a fleet that must stand losses, `section` being `policies` of the question.
+    """The choices for a fleet that must stand losses; `section` is `policies` of the question.
 
-    What a lost worker had pinned is nowhere else until someone sends it anew. A loss is simulated as a
-    smaller fleet with all prefixes placed, which overlooks this. So routings that pin are left out. Raises
-    InputError where one is named.
+    The prefixes pinned on a lost worker alone are missing until a request brings them again. A loss is
+    simulated as a smaller fleet with all prefixes placed, which overlooks this. So routings that pin are left
+    out. Raises InputError if the question names one.
     """
     routings = tuple(name for name in choices.routings if not ROUTING[name].pins)
     raced = tuple(
@@ -320,10 +321,10 @@ def parse_policy_choices(
     has_agents: bool = False,
     has_ranks: bool = False,
 ) -> PolicyChoices:
-    """The section `policies`. `kv_offload` has been read from it already. Engines of described agents
-    (`has_agents`) cache prefixes, unless the section says no, behind a router that looks for them. Routers do
-    not look into workers with data-parallel ranks (`has_ranks`), so with prefix caches the usual routing is
-    searched too. Raises InputError with the key, what was found and what is possible.
+    """The section `policies`, with `kv_offload` as already read from it. For described agents (`has_agents`)
+    the default is prefix caches and routings that look for prefixes. Routers do not look into workers with
+    data-parallel ranks (`has_ranks`), so with prefix caches the usual routing is searched too. Raises
+    InputError with the key, what was found and what is possible.
     """
     prefix_cache, research = section.flag("prefix_cache", has_agents), section.flag("research", False)
     searched_routings = default_routings(with_caches=prefix_cache)
@@ -345,7 +346,7 @@ def parse_policy_choices(
             raced += [PolicyChange(axis, value) for value in (first, *others) if value not in searched]
         else:
             axes[axis] = (first, *others)
-    # Where there is a target, `research` also allows rows that it lacks, named without `any`.
+    # With a target, `research` also allows the question to name rows that the target lacks.
     if research and target is None and ANY not in [section.get(axis) for axis in _AXES]:
         raise InputError(
             f"{section.path_of('research')}: adds to what `any` stands for, and no policy is any; "
@@ -356,7 +357,7 @@ def parse_policy_choices(
         raced = [*not_first, *raced]
         axes = {axis: values[:1] for axis, values in axes.items()}
     settings = parse_settings(section)
-    # `longest_wait` of the file. Not all queues have it, so `_with_value` puts it into those that do.
+    # `longest_wait` of the file. `_with_value` sets it for the queues that have such a bound.
     longest_wait_s = settings.pop("queue_window_s", math.inf)
     queues = (*axes["queue"], *(change.value for change in raced if change.axis == "queue"))
     if math.isfinite(longest_wait_s) and not any(QUEUE[name].has_longest_wait for name in queues):
@@ -387,8 +388,8 @@ def parse_policy_choices(
 def _values_of(
     section: Section, axis: str, target: str | None, *, prefix_cache: bool, research: bool
 ) -> tuple[str, ...]:
-    """The values of one axis: those that are named, or all that `any` stands for with the usual one first.
-    Raises InputError for a value that cannot be planned with.
+    """The values of one axis: those that the section names, or all that `any` stands for, the usual one
+    first. Raises InputError for a value that cannot be planned with.
     """
     if axis == "prediction":
         return _predictions(section)
@@ -424,8 +425,8 @@ def _values_of(
 def _check_caches(
     section: Section, axis: str, chosen: Sequence[Policy], possible: Sequence[Policy], *, prefix_cache: bool
 ) -> None:
-    """Raise InputError for a row that looks at prefix caches where there are none, or as a decode routing at
-    what routers to decode workers do not know.
+    """Raise InputError for a row that needs prefix caches where there are none, and for a decode routing that
+    needs caches or tenants, which routers to decode workers do not know.
     """
     if axis == "decode_routing" and (refused := [row for row in chosen if row not in possible]):
         looked_at = (
@@ -480,7 +481,7 @@ def _predictions(section: Section) -> tuple[str, ...]:
             predictions.append(str(item))
             continue
         if isinstance(item, str) and not item[:1].isdigit():
-            # A word that is none of these is refused, with an example of a share among what is possible.
+            # Refuses every other word; the error lists "85 %" as an example of a share.
             check_one_of(item, (KNOWN, MEAN, ANY, "85 %"), where)
         predictions.append(repr(read_share(item, where)))  # Values of an axis are texts.
     if len(set(predictions)) < len(predictions):
@@ -492,7 +493,7 @@ def _predictions(section: Section) -> tuple[str, ...]:
 
 
 def name_policies(policies: Policies, choices: Sequence[Policies]) -> str:
-    """What sets these policies apart from the others: "queue sjf", "prefix caches, routing e2"."""
+    """How these policies differ from the other choices: "queue sjf", "prefix caches, routing e2"."""
     return ", ".join(_differences(policies, choices))
 
 

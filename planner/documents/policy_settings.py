@@ -14,7 +14,7 @@ from planner.units import show_exactly
 
 MOST_STEP_TOKENS = 2**20  # The simulator has a table of step times up to this many tokens.
 LARGEST_SETTING = 10**9  # A larger count of anything else (tokens, GPUs, workers) is a typing error.
-# By the kind of their values: keys of the section -> fields of `Policies`.
+# Keys of the section -> fields of `Policies`, in one table for each kind of value.
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
     "heartbeat": "heartbeat_s",

@@ -33,8 +33,10 @@ NO_SESSIONS = SessionReuse()  # The trees of this file have no sessions, so sess
 
 @dataclass(frozen=True, slots=True)
 class TreeQuestion:
-    """The nodes of `demand` and their `names` (V,); either `replicas` or `largest_load` is given, the other
-    is None. A load is the share of the time in which a replica works.
+    """A tree of prefixes, with the `names` (V,) of its nodes, and the replicas to place them on.
+
+    Either `replicas` or `largest_load` is given, the other is None. A load is the share of the time in which
+    a replica works.
     """
 
     names: tuple[str, ...]
@@ -55,14 +57,14 @@ def read_tree(path: Path) -> TreeQuestion:
     number_by_name: dict[str, int] = {}
     rows: list[tuple[int, int, float, float, float]] = []  # A node per row; the columns of PrefixDemand.
     for number, node in enumerate(nodes):
-        here = f"{path}: nodes[{number}]"
-        row = Section.from_document(check_mapping(node, here), here, NODE_KEYS)
+        where = f"{path}: nodes[{number}]"
+        row = Section.from_document(check_mapping(node, where), where, NODE_KEYS)
         name = str(row.get("name", number))
         after = row.get("after")
         if name in number_by_name or (after is not None and str(after) not in number_by_name):
             raise InputError(
-                f"{here}: {name!r} after {after!r}: each node needs a name of its own, after one that stands "
-                "before it"
+                f"{where}: {name!r} after {after!r}: each node needs a name of its own, after one that "
+                "stands before it"
             )
         parent_number = ROOT if after is None else number_by_name[str(after)]
         tokens = row.whole_number("tokens", least=0, most=MAX_TOKENS)
@@ -73,8 +75,8 @@ def read_tree(path: Path) -> TreeQuestion:
     parents, tokens_by_node, prefill_s_by_node, rate_rps_by_node, rest_s_by_node = map(
         np.array, zip(*rows, strict=True)
     )
-    # A request's work is the prefill of all nodes down to its own, and its rest. `path_sum` adds the prefills
-    # up but needs a demand, so there is one without requests first; its work_s is never used.
+    # A request's work is the prefill of all nodes from the root to its own, plus its `rest`. `path_sum` adds
+    # the prefills up but needs a demand, so `tree` is one without requests, whose work_s is never used.
     tree = PrefixDemand(
         parent=parents,
         tokens=tokens_by_node,
@@ -99,27 +101,26 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
 
     Raises InfeasibleError if MOST_REPLICAS are too few.
     """
-    demand, room = question.demand, question.memory_tokens
+    demand, memory_tokens = question.demand, question.memory_tokens
 
     def place_on(replicas: int) -> Replication:
-        return replicate_prefixes(demand, replicas, room, time_limit_s=time_limit_s, rng=rng)
+        return replicate_prefixes(demand, replicas, memory_tokens, time_limit_s=time_limit_s, rng=rng)
 
     if question.largest_load is None:
         assert question.replicas is not None  # One of the two is given.
         return place_on(question.replicas)
     limit = question.largest_load * (1 + SAME_FRAC)
     for replicas in range(1, MOST_REPLICAS + 1):
-        # No placement has a largest load below hot_bound (solvers/prefix_replication.py), so none is looked
-        # for if that is above the limit.
-        if hot_bound(demand, replicas, room, NO_SESSIONS) <= limit:
+        # No placement has a largest load below hot_bound (solvers/prefix_replication.py).
+        if hot_bound(demand, replicas, memory_tokens, NO_SESSIONS) <= limit:
             replication = place_on(replicas)
             if replication.largest_load <= limit:
                 return replication
     uncached_load = float(demand.rate_rps @ demand.work_s)  # The load of one replica that does everything.
-    # Rounded up, so that it is kept.
+    # Rounded up to six decimals, so that the suggested limit can be kept.
     load_in_reach = math.ceil(1e6 * uncached_load / MOST_REPLICAS * (1 - SAME_FRAC)) / 1e6
     relaxation = f"a largest_load of {load_in_reach:g}"
-    if load_in_reach > 1:  # More than `largest_load` may be.
+    if load_in_reach > 1:  # `largest_load` may be 1 at most.
         relaxation = f"{math.ceil(load_in_reach / question.largest_load)} times fewer requests/s"
     raise InfeasibleError(
         f"largest_load {question.largest_load:g}: {MOST_REPLICAS} replicas are too few for "

@@ -12,9 +12,9 @@ from planner.domain import Limit
 Strain = Literal["traffic", "steps", "prompts"]
 """What grows: the rate of requests, the time of each step, or the length of each prompt."""
 RobustnessPart = Literal["workers", "traffic", "prompts", "losses", "headroom"]
-"""A part of `FleetRobustness`: `at_workers`, `more_traffic`, longer prompts in `holds`, `losses`, or the rest
-of `holds`, which is headroom for traffic and longer steps."""
-# The first screen says whether the plan's fleet carries this much more traffic; chosen by hand.
+"""A part of `FleetRobustness`: `at_workers`, `more_traffic`, longer prompts in `holds`, `losses`, and
+headroom: more traffic and longer steps in `holds`."""
+# The first screen says whether the plan's fleet carries this much more traffic; set by hand.
 MORE_FRAC = 0.2
 
 
@@ -109,7 +109,7 @@ class FleetRobustness:
 
     The plan's test had `scenario_count` scenarios, of which it may miss `may_miss`; 0 if only the traffic as
     written counts. `more_traffic` is None if not simulated. `left_out` names parts that were not simulated:
-    because the time was over (`is_out_of_time`), or because they would take more requests than we allow.
+    because time ran out (`is_out_of_time`), or because they would take too many requests.
     """
 
     scenario_count: int

@@ -5,8 +5,7 @@
         llm: meta-llama/Llama-3.1-70B
         slo: {ttft: {p90: 2 s}}            # or preset, and any key of OWN (docs/tables/keys.md)
         safety: {kept_in: 0.95}            # in place of the default below
-        trace: chat.csv                    # a file in the folder of this one; or traffic: that describes
-                                           # requests, or
+        trace: chat.csv                    # a file beside this one; or traffic: with a description; or
         model: chat-prod                   # the rows of --trace with this value in the column `model`
       code: {llm: meta-llama/Llama-3.1-8B, preset: vidur, traffic: {rate: 40}}
     fleet: {gpus: {a100-80g: 64, h100-80g: 32}}
@@ -51,7 +50,7 @@ _ANSWER_FILES = ("plan.yaml", "certificate.json", "report.html", "requests.csv",
 class LlmQuestion:
     """The question for one of the LLMs, and its own requests. The limits of `task` are shared by all LLMs.
 
-    Requests of a coarse clock share timestamps here; each draw of the traffic spreads them by its seed.
+    Requests with equal times, from a coarse clock, keep them here; each draw spreads them by its seed.
     """
 
     name: str
@@ -61,8 +60,8 @@ class LlmQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeveralLlmsQuestion:
-    """The questions of all LLMs in the order of the file (`parts`); `notes` are what a reader must know of
-    the traces in `files`.
+    """The questions of all LLMs in the order of the file (`parts`), and `notes` for the reader on the traces
+    in `files`.
     """
 
     parts: tuple[LlmQuestion, ...]
@@ -72,7 +71,7 @@ class SeveralLlmsQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of `llms` before its trace is read; `own` has its keys of OWN, and DEFAULTS that it lacks."""
+    """One entry of `llms` before its trace is read; `own` has its keys of OWN, completed by DEFAULTS."""
 
     name: str
     own: Mapping[str, Any]
@@ -134,7 +133,7 @@ def parse_entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> 
     shared = {key: document[key] for key in (*SHARED, *DEFAULTS) if key in document}
     if isinstance(fleet := shared.get("fleet"), Mapping) and "per_gpu" in fleet:
         raise InputError(f"{path}: fleet: per_gpu: is for one LLM; leave it out, or plan each LLM by itself")
-    # What is shared is read first, with any LLM, so that an error in it is not reported as one of an entry.
+    # The shared keys are checked first, with an arbitrary LLM, so that errors in them do not name an entry.
     any_llm = {"llm": min(catalog.llms), "slo": {"ttft": {"p90": "1 s"}}}
     parse_task({**any_llm, **shared}, catalog, where=str(path))
     return [
@@ -180,7 +179,7 @@ def _name_in_list(row: Any) -> str:
 def _parse_entry(
     name: str, row: Mapping[str, Any], shared: Mapping[str, Any], path: Path, catalog: Catalog
 ) -> Entry:
-    """The entry of this name from its `row`. A default in `shared` holds where the row has no key for it."""
+    """The entry of this name from its `row`. Keys of DEFAULTS that the row lacks come from `shared`."""
     where = f"{path}: llms: {name}"
     for key in row:
         if key in SHARED:
@@ -229,8 +228,9 @@ def _with_traces(
     if common is not None and not untraced:
         named = common.name if isinstance(common, Trace) else common
         raise InputError(f"--trace {named}: every entry of llms has a trace of its own; drop one of the two")
-    read_traces: dict[Path | Trace, Trace] = {}
-    read_by: dict[Path, tuple[str, object]] = {}  # The first entry of a file, and how it says to read it.
+    traces: dict[Path | Trace, Trace] = {}  # By source.
+    # By file: its first entry, and how that entry says to read it.
+    first_readers: dict[Path, tuple[str, object]] = {}
     # (trace, name of an LLM in it, or None for all rows of the trace) -> the entry that has taken these rows.
     taken: dict[tuple[Path | Trace, str | None], str] = {}
     parts = []
@@ -239,20 +239,20 @@ def _with_traces(
         source = sources[entry.name] if is_own else common
         assert source is not None
         if isinstance(source, Trace):
-            read_traces[source] = source
+            traces[source] = source
         else:
             log_options = log_options_of(entry.own, path)
-            first, how = read_by.setdefault(source, (entry.name, log_options))
-            if log_options not in (how, None):
+            first, first_options = first_readers.setdefault(source, (entry.name, log_options))
+            if log_options not in (first_options, None):
                 raise InputError(
                     f"{path}: llms: {entry.name}: traffic: {source.name} is read once, as {first} says; say "
                     "there how its columns are read, and the same or nothing here"
                 )
-            if source not in read_traces:
-                read_traces[source] = read_trace(
+            if source not in traces:
+                traces[source] = read_trace(
                     source, seed=None, drop_invalid=drop_invalid, log_options=log_options
                 )
-        llm = _llm_in_trace(entry, read_traces[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
+        llm = _llm_in_trace(entry, traces[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
         # Two entries may each name the same file, but each row of --trace belongs to one entry.
         if not is_own and (source, llm) in taken:
             same = f"the rows to {llm!r}" if llm is not None else "all rows"
@@ -262,15 +262,15 @@ def _with_traces(
             )
         if not is_own:
             taken[source, llm] = entry.name
-        trace = read_traces[source] if llm is None else read_traces[source].of_llm(llm)
+        trace = traces[source] if llm is None else traces[source].of_llm(llm)
         parts.append(LlmQuestion(entry.name, entry.task, trace))
-    files = tuple(source for source in read_traces if isinstance(source, Path))
-    return SeveralLlmsQuestion(tuple(parts), _note_unplanned(read_traces, common, taken), files)
+    files = tuple(source for source in traces if isinstance(source, Path))
+    return SeveralLlmsQuestion(tuple(parts), _note_unplanned(traces, common, taken), files)
 
 
 def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:
-    """The value in the trace's column `model` of the rows that belong to an entry; None for all rows. With
-    `is_own` the trace is the entry's alone.
+    """The value of the column `model` in the rows that belong to an entry; None for all rows. With `is_own`
+    the trace is the entry's alone.
     """
     if entry.model is None and (is_own or not trace.llms):
         return None
@@ -297,19 +297,19 @@ def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, i
 
 
 def _note_unplanned(
-    read_traces: Mapping[Path | Trace, Trace],
+    traces: Mapping[Path | Trace, Trace],
     common: Path | Trace | None,
     taken: Mapping[tuple[Path | Trace, str | None], str],
 ) -> tuple[str, ...]:
     """A note on the rows of --trace that no entry takes."""
     if common is None or (common, None) in taken:
         return ()
-    trace = read_traces[common]
+    trace = traces[common]
     unplanned = [name for name in trace.llms if (common, name) not in taken]
     if not unplanned:
         return ()
     rows = sum(int((trace.llm == trace.llms.index(name)).sum()) for name in unplanned)
-    named = list_first(list(map(repr, unplanned)), MOST_NAMED_UNPLANNED)
-    are = "is" if rows == 1 else "are"
+    names = list_first(list(map(repr, unplanned)), MOST_NAMED_UNPLANNED)
+    verb = "is" if rows == 1 else "are"
     requests = count_text(rows, "request")
-    return (f"{requests} of {trace.name} to {named} {are} not planned: no entry of llms takes them",)
+    return (f"{requests} of {trace.name} to {names} {verb} not planned: no entry of llms takes them",)

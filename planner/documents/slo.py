@@ -40,14 +40,14 @@ OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a clas
 MATCH_KEYS = ("tenant", "adapter", "model", "input_tokens")
 DEADLINE_FRAC = 0.99  # A deadline of a class is a limit on E2E at this percentile.
 MOST_CLASSES = 32  # Every step of an engine is counted for each class with a limit on gaps.
-LEAST_PERCENTILE = 50  # A lower one would let most requests be late.
+LEAST_PERCENTILE = 50  # A lower percentile would let most requests be late.
 CLASS_NAME = r"^[A-Za-z0-9_-]{1,40}$"
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """One line of a relative SLO: at this percentile, at most `factor` times the same request alone."""
+    """One line of a relative SLO: at this percentile, at most `factor` times a request served alone."""
 
     metric: Metric
     percentile_frac: float
@@ -77,7 +77,7 @@ class SloPreset:
 def parse_slo(document: Any, *, where: str) -> Slo:
     """An SLO from a mapping such as {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, which may also have OTHER_KEYS.
 
-    Raises InputError for what is unknown or impossible, and for an SLO without limits.
+    Raises InputError for unknown keys, impossible values, and an SLO without limits.
     """
     lines = check_mapping(document, where)
     attainment_frac = lines.get("attainment")
@@ -241,8 +241,8 @@ def slo_document(slo: Slo) -> dict[str, Any]:
 
 
 def parse_slowdowns(document: Any, reference: Any, *, where: str) -> SlowdownLimits:
-    """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`. Its
-    lines are of requests: how long a whole task takes on an idle worker is not known.
+    """The `slowdown:` mapping of a preset ({ttft: {p50: 2}}) and its `reference: {gpu: ..., tp: ...}`.
+    Metrics of tasks are refused, as nothing says how long a task takes on an idle worker.
     """
     place = f"{where}: reference"
     reference_row = Section.from_document(check_mapping(reference, place), place, ("gpu", "tp"))
@@ -279,7 +279,8 @@ def _percentile_lines(
             refuse_unknown({key: value}, (*metrics, *other_keys), where, OTHER_NAMES)
         if not percentile and (not isinstance(value, Mapping) or not value):
             raise refused_value(f"{where}: {key}", "expected percentiles such as {p90: 2 s}", value)
-        for written, limit in {percentile: value}.items() if percentile else value.items():
+        limits = {percentile: value} if percentile else value
+        for written, limit in limits.items():
             frac = _percentile_frac(written, f"{where}: {metric}")
             if (metric, frac) in lines_by_percentile:
                 raise InputError(f"{where}: {metric} {written} is given twice; keep one")

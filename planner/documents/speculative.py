@@ -41,7 +41,7 @@ from planner.units import show_exactly
 
 NONE = "none"  # `speculative: none` means no drafts, as a missing key does.
 KEYS = ("method", "tokens", "acceptance", "model", "draft", "draft_step", "basis")
-# Methods of vLLM that planner/models/speculation.py has no formula for.
+# Methods of vLLM without a formula in planner/models/speculation.py.
 NOT_MODELLED = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")
 # A pass of the drafter takes at most this share of a step; a larger one is refused as a typing error.
 MOST_DRAFT_FRAC = 2.0
@@ -50,7 +50,7 @@ MOST_DRAFT_FRAC = 2.0
 def parse_speculative(
     value: object, llm: Llm, catalog: Catalog, where: str
 ) -> tuple[Speculation | None, ...]:
-    """The drafts that may be chosen, one for each count under `tokens`, the fewest first; None: no drafts."""
+    """The drafts that may be chosen, one per number under `tokens`, the fewest first; None: no drafts."""
     if value is None or value == NONE:
         return (None,)
     section = Section.from_document(value, where, KEYS)
@@ -155,7 +155,9 @@ def _parse_counts(section: Section) -> list[int]:
 def _parse_acceptance(
     section: Section, method: str, most: int, catalog: Catalog
 ) -> tuple[Callable[[int], tuple[float, ...]], str]:
-    """A function from a number of draft tokens, at most `most`, to the acceptance of each; and its source."""
+    """A function from a number of draft tokens, at most `most`, to the acceptance of each token; and the
+    source of these numbers.
+    """
     if "acceptance" not in section:
         rows = [name for name, row in catalog.acceptance.items() if row.method == method]
         named = f", or a row of catalogs/acceptance.yaml: {', '.join(rows)}" if rows else ""
@@ -203,7 +205,7 @@ def _parse_draft_frac(section: Section, method: str, llm: Llm, model: str | None
 
 
 def _drafter_of_method(method: str, llm: Llm, model: str | None, catalog: Catalog) -> Drafter:
-    """The drafter of a method; the catalog is asked for `model` only where a small LLM drafts."""
+    """The drafter of a method; `model` is looked up in the catalog only if a small LLM drafts."""
     if method != "draft_model":
         return drafter_of(method, llm)
     return drafter_of(method, llm, None if model is None else catalog.llm(model))

@@ -10,7 +10,7 @@ kernels, 16 bit:
   decode: {median: 1.00, log_sd: 0.05}
   source: ...
 
-Of the rows that apply to a worker the first one counts.
+The first row that applies to a worker counts.
 """
 
 from collections.abc import Iterable
@@ -55,8 +55,8 @@ class SpreadRow:
 def spread_of(
     latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow], engine: str
 ) -> StepTimeSpread | None:
-    """The spread of the fit itself, else of its calibration, else of its kind, GPU and engine; None if
-    unknown.
+    """The spread of the fit itself, else of its calibration, else of the first row that applies; None if
+    there is none.
     """
     if latency.spread is not None:
         return latency.spread
@@ -86,8 +86,8 @@ def at_medians(
     """Step times multiplied by the median factors of their row, with the row's spread around these medians.
     Half of the measured runs are faster than such step times, and half are slower.
 
-    Step times with a spread or a calibration of their own are not multiplied, because both were measured on
-    the step times as they are.
+    Step times with a spread or a calibration of their own are not multiplied, because these were measured
+    against the step times as they are.
     """
     spread = spread_of(latency, llm, gpu, rows, engine)
     with_spread = replace(latency, spread=spread)
@@ -136,8 +136,8 @@ def spread_document(spread: StepTimeSpread) -> dict[str, Any]:
 
 def _parse_factor(section: Section, key: str) -> Factor:
     section.get_required(key)
-    part = section.subsection(key, FACTOR_KEYS)
+    section_of_key = section.subsection(key, FACTOR_KEYS)
     try:
-        return Factor(part.number("median"), part.number("log_sd"))
+        return Factor(section_of_key.number("median"), section_of_key.number("log_sd"))
     except InputError as error:
-        raise InputError(f"{part.where}: {error}") from None
+        raise InputError(f"{section_of_key.where}: {error}") from None

@@ -25,7 +25,7 @@ from planner.models.startup import EngineStart, Image, SleepLevel, StartTime, St
 FILE = "startup.yaml"
 # The row of `storage` for a node that has run the same LLM before: its page cache still has the weights.
 WARM = "page-cache"
-KEYS = ("storage", "image", "engine", "sleep")  # The parts of the file.
+KEYS = ("storage", "image", "engine", "sleep")  # The sections of the file.
 SLEEP_KEYS = ("wake", "wake_load", "fall_asleep", "fall_asleep_load", "keeps")
 COMMON = ("measured", "source", "date")  # Keys that every row may have; `measured` is true by default.
 # Keys of a row of `engine` -> fields of `EngineStart`.
@@ -41,7 +41,9 @@ Row = TypeVar("Row")
 
 
 def gpu_weight_bytes(llm: Llm, worker: WorkerType) -> float:
-    """The weights on each GPU of a worker. Data-parallel ranks share the experts alone."""
+    """The weights on each GPU of a worker. Data-parallel ranks share only the experts, and each has a copy of
+    all other weights.
+    """
     if worker.dp == 1:
         return llm.weight_bytes / worker.gpus
     return worker_memory(llm, worker.gpu, worker.tp, dp=worker.dp).weight_bytes
@@ -65,17 +67,16 @@ class StartupFacts:
         return _find_row(self.sleep_levels, "sleep", str(level))
 
     def fall_asleep_s(self, llm: Llm, worker: WorkerType, level: int) -> float:
-        """Seconds until a worker has freed its GPUs, with the time to copy its weights to the host's memory
-        if the level does that. Raises CatalogError as `find_sleep_level` does.
+        """Seconds until a worker has freed its GPUs, including the copy of its weights to the host's memory
+        if the level makes one. Raises CatalogError as `find_sleep_level` does.
         """
         row, gpu_bytes = self.find_sleep_level(level), gpu_weight_bytes(llm, worker)
         copy_bytes_per_s = row.fall_asleep_bytes_per_s
         return row.fall_asleep_s + (0.0 if copy_bytes_per_s is None else gpu_bytes / copy_bytes_per_s)
 
     def wake_s(self, llm: Llm, worker: WorkerType, level: int, storage: str) -> float:
-        """Seconds until a sleeping worker takes requests. A level that does not keep the weights reads them
-        from the row `storage`; others do not use it. Raises CatalogError for a level or storage without a
-        row.
+        """Seconds until a sleeping worker takes requests. `storage` is the row from which a level that does
+        not keep the weights reads them. Raises CatalogError for a level or storage without a row.
         """
         row = self.find_sleep_level(level)
         if row.wake_bytes_per_s is None:  # The level keeps no weights in the host's memory.
@@ -109,7 +110,8 @@ class StartupFacts:
             is_compiled=is_compiled,
             node_s=node_s,
         )
-        # `start_time` takes the weights to be split over all GPUs; a rank's GPUs have more of them.
+        # The function `start_time` takes the weights to be split evenly over all GPUs; with data-parallel
+        # ranks each GPU loads more.
         into_gpus_s = gpu_weight_bytes(llm, worker) / engine.load_bytes_per_s
         phases = replace(phases, load_s=max(phases.load_s, into_gpus_s))
         if not is_of_other_gpu:
@@ -164,14 +166,14 @@ def read_startup(directory: Path | None = None) -> StartupFacts:
 
 
 def _parse_rows(
-    document: Section, part: str, keys: tuple[str, ...], to_row: Callable[[str, Section], Row]
+    document: Section, section: str, keys: tuple[str, ...], to_row: Callable[[str, Section], Row]
 ) -> dict[str, Row]:
-    """The rows of one part of the file, by name, each made by `to_row`. A row may have `keys` and COMMON, and
-    must have a source and a date. Raises InputError for any other.
+    """The rows of one section of the file, by name, each made by `to_row`. A row may have `keys` and COMMON,
+    and must have a source and a date. Raises InputError otherwise.
     """
     rows = {}
-    for name, values in document.subsection(part).values.items():
-        row = Section.from_document(values, f"{document.path_of(part)}: {name}", (*keys, *COMMON))
+    for name, values in document.subsection(section).values.items():
+        row = Section.from_document(values, f"{document.path_of(section)}: {name}", (*keys, *COMMON))
         if not row.plain_text("source") or not row.plain_text("date"):
             raise refused_value(row.path_of("source"), "expected where it was measured, and when", None)
         rows[str(name)] = to_row(str(name), row)

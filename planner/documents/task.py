@@ -98,7 +98,7 @@ MOST_INTERRUPTIONS_PER_H = 60.0  # More than one a minute is a typing error.
 SPOT_RESTART_S = 600.0  # Time until an interrupted worker has a new machine and its weights.
 # Another name of the objective cost: the traffic is given, so the cheapest fleet has the cheapest tokens.
 SAME_AS_COST = "cost_per_million_tokens"
-# The module that checks the section `day:`. It imports this module, so it is loaded by name when needed.
+# The module that checks the section `day:`. It imports this module, so it is imported only when needed.
 _DAY_SETTINGS = "planner.day.day_settings"
 _SPARE = re.compile(r"(\d{1,4})\s*(workers?|nodes?)?")
 # `deploy: {target: each}`: the plan has no target, and another plan is made for every target whose router
@@ -216,7 +216,7 @@ class Spot:
 class Robust:
     """The plan must keep the SLO with longer steps and more traffic than expected.
 
-    Every step takes `step_times_frac` longer than predicted, or with `spread` than at the upper end of its
+    Every step takes `step_times_frac` longer than predicted; with `spread`, longer than the upper end of its
     spread. Traffic may be anywhere between `traffic_from_frac` and `traffic_frac` more than given.
     """
 
@@ -231,12 +231,11 @@ class Robust:
 class PlanQuestion:
     """What a plan is made for: one LLM, its SLO, its traffic and the machines that may be used.
 
-    Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None for as many
+    Names are the catalog's own (aliases resolved). `stock` has every GPU that may be used, None for as many
     as needed; `owned` says how many of these are owned. `unchecked_left_out` are GPUs that the question does
-    not name and that are left out, because their step times were never compared with measured ones, or are
-    estimates and their price has no source (`gpus_left_out_by_default`). With `slowdowns`, build_problem.py
+    not name and `gpus_left_out_by_default` leaves out. With `slowdowns`, search/problem/build_problem.py
     derives the limits of `slo` from a reference worker. A plan runs around the clock, so `prices_usd_per_h`
-    holds the lower of a GPU's on-demand and reserved prices.
+    has the lower of a GPU's on-demand and reserved prices.
     """
 
     llm: str
@@ -259,7 +258,7 @@ class PlanQuestion:
     # By GPU: prices in place of the catalog's.
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)
     reserved: frozenset[str] = frozenset()  # GPUs for which the price is the reserved one.
-    # By GPU of `reserved`: what it costs on demand, where that is known. Only schedules read it.
+    # By GPU of `reserved`: its price on demand, if there is one. Only schedules read it.
     on_demand_usd_per_h: Mapping[str, float] = field(default_factory=dict)
     # By GPU: what it costs on demand and under each commitment, for the bill of a finished plan.
     offers_by_term: Mapping[str, Mapping[Term, ProviderOffer]] = field(default_factory=dict)
@@ -293,18 +292,18 @@ class PlanQuestion:
     plans_each_target: bool = False  # Plan anew for every target whose router misses the SLO with this plan.
     considers_all_gpus: bool = False  # No GPU was named, so all but `unchecked_left_out` are considered.
     doubts: tuple[str, ...] = ()  # Possible misreadings of the question; every answer warns of them.
-    # For memory behind KV caches, on top of every GPU's price; planner/studies/tier_study.py sets it.
+    # The price of memory behind KV caches, added to that of every GPU; planner/studies/tier_study.py sets it.
     kv_usd_per_gpu_h: float = 0.0
 
     def priced_gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
-        """The GPUs in stock, at this question's prices. A capped GPU costs what its uncapped row costs here.
+        """The GPUs in stock, at this question's prices. A capped GPU without a price here costs as much as
+        the uncapped one.
 
-        A GPU with a spot price is there twice, the second time as "h100-80g@spot", and so is one of which
-        some are owned, as "h100-80g@owned"; all share one stock.
+        A GPU with a spot price is listed a second time as "h100-80g@spot", and a GPU of which some are owned
+        as "h100-80g@owned"; all of these share one stock.
         """
         owned = [catalog.gpu(name + OWNED) for name in self.stock if self.owned.get(name)]
-        # None: as many as needed.
-        rentable = [
+        rentable = [  # A count of None means as many as needed.
             catalog.gpu(name) for name, count in rentable_stock(self.stock, self.owned).items() if count != 0
         ]
         prices = self.prices_usd_per_h
@@ -320,7 +319,7 @@ class PlanQuestion:
         return tuple(self._as_paid(gpu) for gpu in (*owned, *rented, *on_spot))
 
     def _as_paid(self, gpu: Gpu) -> Gpu:
-        """The GPU with what is paid beside its price, and whether it is sold by the node."""
+        """The GPU with the costs beside its price, and whether it is sold by the node."""
         row = row_of(gpu.name)  # The name without "@spot" or "@owned".
         stock, owned = self.stock.get(row), self.owned.get(row, 0)
         node_gpus = int(gpu.gpus_per_node)
@@ -339,8 +338,9 @@ class PlanQuestion:
         )
 
     def stock_of(self, gpu: Gpu, worker_gpus: Collection[int] = ()) -> int | None:
-        """How many of a GPU there are, in whole nodes where these are sold so; None: as many as needed. GPUs
-        of a node that stay free beside workers do not count if all have the same number of `worker_gpus`.
+        """How many of a GPU there are, in whole nodes if it is sold so; None: as many as needed. If all
+        workers have the same number of GPUs (`worker_gpus`), GPUs of rented nodes that no worker fits on do
+        not count.
         """
         stock, node = self.stock.get(gpu.name), node_of(self._as_paid(gpu))
         if stock is None or node is None:
@@ -348,7 +348,7 @@ class PlanQuestion:
         owned = self.owned.get(gpu.name, 0)
         stock = whole_stock(stock, owned, node.gpus)
         free = node.gpus % next(iter(worker_gpus)) if len(set(worker_gpus)) == 1 else 0
-        # `free` of a worker with more GPUs than a node would be the whole node.
+        # For a worker with more GPUs than a node, `free` is the whole node, and nothing is left out.
         return stock - (max(stock - owned, 0) // node.gpus * free if free < node.gpus else 0)
 
     @property
@@ -358,8 +358,7 @@ class PlanQuestion:
         return {**rentable_stock(self.stock, self.owned), **owned}
 
     def policy_choices(self) -> tuple[Policies, ...]:
-        """Every combination of policies that is searched, the preferred ones first: those without prefix
-        caches come before those with them."""
+        """Every combination of policies that is searched; those without prefix caches come first."""
         return self.policies.combinations(self.slo, self.deploy)
 
     def changed_policies(self, policies: Policies, change: PolicyChange) -> Policies | None:
@@ -370,7 +369,7 @@ class PlanQuestion:
     def is_of_agents(self) -> bool:
         """Whether described agents send the requests, to engines with prefix caches.
 
-        Only such a question leaves out fleets without caches, which is how it is recognised.
+        Such a question is recognised by this: it alone does not compare with fleets without caches.
         """
         return not self.policies.compares_without_caches
 
@@ -409,7 +408,7 @@ def check_keys(path: Path) -> None:
 
 
 def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> dict[str, Any]:
-    """The document of a slo.yaml in `folder`, with the whole path of a config.json that lies there."""
+    """The document of a slo.yaml in `folder`; an `llm` that is a config.json there gets its whole path."""
     llm = document.get("llm")
     if isinstance(llm, str) and llm:
         return {**document, "llm": catalog.name_in_folder(llm, folder)}
@@ -417,7 +416,7 @@ def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> 
 
 
 def _parse_window(traffic: Section) -> str | None:
-    """The part of the trace that is planned for. A trace may be shorter, which shows when it is read."""
+    """The part of the trace that is planned for; the reader of the trace refuses one that is too short."""
     window = traffic.get("window")
     if window is None:
         return None
@@ -433,7 +432,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     preset = _find_preset(document["preset"], catalog, where) if "preset" in document else None
     question = Section.from_document(document, where)
     traffic = question.subsection("traffic", TRAFFIC_KEYS, elsewhere=TRAFFIC_NAMES)
-    parse_log_options(traffic)  # Only to refuse wrong values here: what reads the trace parses them again.
+    parse_log_options(traffic)  # Only to refuse wrong values here: the reader of the trace parses them again.
     is_rate_sought = document.get("objective") == "throughput"
     described = parse_description(traffic, catalog.tasks, is_rate_sought=is_rate_sought)
     fleet = _without_any(question.subsection("fleet", FLEET_KEYS, elsewhere=FLEET_BELONGS))
@@ -511,7 +510,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
 def _offered_stock(
     stock: Mapping[str, int | None], owned: Mapping[str, int], gpus_not_offered: Collection[str]
 ) -> dict[str, int | None]:
-    """The stock without GPUs that the provider does not offer. Of those only the owned ones stay."""
+    """The stock without GPUs that the provider does not offer, except owned ones."""
     return {
         name: owned.get(name) if name in gpus_not_offered else count
         for name, count in stock.items()
@@ -521,7 +520,7 @@ def _offered_stock(
 
 def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
     """Parts of the question that may be meant differently, as sentences. Stock and prices are parsed again,
-    because those of the question also hold what nobody wrote: all GPUs for `any`, and a provider's offers.
+    because those of `task` also have entries that the file does not: all GPUs, and a provider's offers.
     """
     named = None
     if "gpus" in fleet:
@@ -535,8 +534,8 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
 
 
 def _check_day(question: Section) -> None:
-    """Check `day:`, whose values `plan day` reads again. Its module is imported only here, because
-    controllers load the compiled simulator.
+    """Check `day:`, whose values `plan day` reads again. Its module is imported only if there is such a
+    section, because controllers load the compiled simulator.
     """
     if "day" in question:
         parse = import_module(_DAY_SETTINGS).parse_day
@@ -566,7 +565,7 @@ def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) ->
 
 
 def _engine_of_question(question: Section, fleet: Section, catalog: Catalog) -> Engine | None:
-    """The engine of the question; the default, unless the question gives `host_overhead` itself."""
+    """The engine of the question: by default the deployed one, or None if `host_overhead` is given."""
     rows = catalog.engines.values()
     if "engine" not in question:
         return None if "host_overhead" in fleet else default_engine(rows)
@@ -579,7 +578,7 @@ def _engine_of_question(question: Section, fleet: Section, catalog: Catalog) -> 
 def _parse_speculations(
     question: Section, fleet: Section, llm: Llm, catalog: Catalog
 ) -> tuple[Speculation | None, ...]:
-    """The drafts that engines may use. Raises InputError beside pipelines, not simulated with drafts."""
+    """The drafts that engines may use. Raises InputError for drafts in pipelines, which are not simulated."""
     engine, where = question.get("engine"), question.path_of("engine")
     choices = parse_speculative(speculative_of_engine(engine), llm, catalog, f"{where}: speculative")
     check_scheduling(engine, choices, where)
@@ -605,8 +604,8 @@ def _parse_simulated_lora(question: Section, fleet: Section) -> Lora | None:
 def _parse_simulated_kv_offload(
     question: Section, fleet: Section, policies: Section, llm: Llm
 ) -> KvOffload | None:
-    """The KV offload of the policies, None without the key. Raises InputError beside pipelines, ranks,
-    drafts or adapters, with which it is not simulated.
+    """The KV offload of the policies, None without the key. Raises InputError if the question also has
+    pipelines, ranks, drafts or adapters, with which KV offload is not simulated.
     """
     offload = parse_kv_offload(policies)
     if offload is None:
@@ -633,30 +632,30 @@ def _has_pipelines(fleet: Section) -> bool:
 
 
 def _refuse_pipelines(fleet: Section, where: str) -> None:
-    """Raise InputError if workers may have several pipeline stages: `where` is not simulated with these."""
+    """Raise InputError if workers may have several pipeline stages; the key `where` excludes them."""
     if _has_pipelines(fleet):
         raise _not_both(where, "in pipelines (fleet: pp)")
 
 
 def _refuse_ranks(fleet: Section, where: str) -> None:
-    """Raise InputError if workers may have data-parallel ranks: `where` is not simulated with these."""
+    """Raise InputError if workers may have data-parallel ranks; the key `where` excludes them."""
     if any(ranks > 1 for ranks in _parse_numbers(fleet, "dp", 1, most=MAX_DP)):
         raise _not_both(where, "with data-parallel ranks (fleet: dp)")
 
 
 def _refuse_drafts(question: Section, where: str) -> None:
-    """Raise InputError if engines may draft: the setting at `where` is not simulated with drafts."""
+    """Raise InputError if engines may draft; the key `where` excludes drafts."""
     if speculative_of_engine(question.get("engine")) is not None:
         raise _not_both(where, "with engine: speculative")
 
 
 def _not_both(where: str, beside: str) -> InputError:
-    """The error for two settings that are simulated one at a time, but not together."""
+    """The error for two settings that are not simulated together."""
     return InputError(f"{where}: is not simulated {beside}; drop one of the two")
 
 
 def _find_preset(name: object, catalog: Catalog, where: str) -> SloPreset:
-    """The SLO of the catalog with this name; an error names those like it, or all where none is like it."""
+    """The SLO of the catalog with this name; the error for an unknown one lists the nearest names, or all."""
     if not isinstance(name, str) or name not in catalog.slos:
         nearest = nearest_names(name, catalog.slos) or list(catalog.slos)
         raise InputError(
@@ -666,7 +665,7 @@ def _find_preset(name: object, catalog: Catalog, where: str) -> SloPreset:
 
 
 def _without_any(fleet: Section) -> Section:
-    """The section without `gpus: any`. Raises InputError where `any` has a number or stands beside others."""
+    """The section without `gpus: any`. Raises InputError if `any` has a number or is beside other GPUs."""
     gpus = fleet.get("gpus")
     names = list(gpus) if isinstance(gpus, list | Mapping) else [gpus]
     if not any(is_any(name) for name in names):
@@ -684,7 +683,7 @@ def is_any(name: object) -> bool:
 def _parse_stock(
     fleet: Section, owned: Mapping[str, int], llm: Llm, catalog: Catalog
 ) -> tuple[dict[str, int | None], tuple[str, ...]]:
-    """The GPUs that may be used, and those left out as unchecked. No GPU that is named is left out."""
+    """The GPUs that may be used, and those left out by default. GPUs that the question names are not."""
     document, where = fleet.get("gpus"), fleet.path_of("gpus")
     if document is None:
         left_out: tuple[str, ...] = ()
@@ -708,9 +707,8 @@ def _parse_stock(
 
 
 def gpus_left_out_by_default(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tuple[str, ...]:
-    """The GPUs that are left out where the question names no GPU: those with unchecked step times, and those
-    of which the step times are estimates and the price has no source. `priced` are GPUs that have a price in
-    the question, which is a source.
+    """The GPUs that are left out if the question names no GPU: those with unchecked step times, and those
+    with estimated step times whose price has no source. A price in the question (`priced`) is a source.
     """
     guessed = {
         name for name in catalog.find_guessed_gpus(llm) if not {name, catalog.gpus[name].base} & set(priced)
@@ -726,8 +724,8 @@ def _gpus_with_given_price(fleet: Section, catalog: Catalog) -> set[str]:
     provider = fleet.subsection("price_of", PRICE_OF_KEYS).get("provider")
     if provider is None:
         return in_slo
-    # Only an offer on demand counts, whatever term the question asks for: which GPUs are considered does not
-    # change with the term.
+    # Only an offer on demand counts, whatever term the question wants, so that the GPUs that are considered
+    # do not change with the term.
     return in_slo | {
         name
         for name in catalog.gpus
@@ -761,8 +759,8 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
 def _parse_prices(
     fleet: Section, catalog: Catalog
 ) -> tuple[dict[str, float], frozenset[str], dict[str, float], dict[str, Spot]]:
-    """The prices of workers off the spot market, the GPUs whose price is a reserved one, what those of them
-    cost on demand that have such a price too, and the spot markets.
+    """Prices by GPU without those on spot; the GPUs whose price is the reserved one; the prices on demand of
+    these, as far as given; and the spot markets by GPU.
     """
     prices: dict[str, float] = {}
     reserved: set[str] = set()
@@ -773,13 +771,15 @@ def _parse_prices(
             prices[name] = _parse_price(value, where)
             continue
         price_section = Section.from_document(value, where, PRICE_KEYS)
-        # The prices of GPUs that the provider does not take back.
+        # Prices for which the provider does not take the GPU back.
         uninterrupted = {
             key: _parse_price(price_section.get(key), price_section.path_of(key))
             for key in ("on_demand", "reserved")
             if key in price_section
         }
-        if uninterrupted:  # A plan runs around the clock and uses what is reserved: only the price counts.
+        if (
+            uninterrupted
+        ):  # A plan runs around the clock, so it uses all that it reserves: the cheaper counts.
             cheaper_key = min(uninterrupted, key=lambda key: uninterrupted[key])
             prices[name] = uninterrupted[cheaper_key]
             if cheaper_key == "reserved":
@@ -793,7 +793,7 @@ def _parse_prices(
 
 
 def _on_demand_offers(offers: Mapping[str, ProviderOffer], catalog: Catalog) -> dict[str, float]:
-    """What the GPUs that `offers` prices by a commitment cost on demand at the same provider, if offered."""
+    """The prices on demand, at the same provider, of GPUs whose offer in `offers` is a commitment."""
     return {
         name: on_demand.usd_per_h
         for name, offer in offers.items()
@@ -821,11 +821,11 @@ def _find_offers(
     spot: Mapping[str, Spot],
     catalog: Catalog,
 ) -> tuple[dict[str, ProviderOffer], tuple[str, ...], dict[str, Spot]]:
-    """Read `price_of: {provider: verda, term: on-demand}`. Three values: the provider's offers for the GPUs
-    in stock that have no price in slo.yaml; the GPUs for which the provider has none; the spot markets,
-    including the provider's.
+    """Read `price_of: {provider: verda, term: on-demand}`. Returns the provider's offers for the GPUs in
+    stock that have no price in slo.yaml; the GPUs without such an offer; and the spot markets of slo.yaml and
+    the provider.
 
-    Raises InputError where a GPU that is named has no such offer.
+    Raises InputError if a GPU that the question names has no such offer.
     """
     if "price_of" not in fleet:
         return {}, (), dict(spot)
@@ -854,7 +854,7 @@ def _find_offers(
         raise InputError(
             f"{section.path_of('spot_interruptions_per_h')}: {provider} has no spot price of these GPUs"
         )
-    # A GPU that nobody named is left out without an error, as long as the provider has any of the others.
+    # If the question names no GPUs, those without an offer are left out, as long as any has one.
     if missing and ("gpus" in fleet or len(missing) == len(stock)):
         offer_names = {
             f"{offer.provider} {offer.term}" for name in missing for offer in catalog.provenance[name].offers
@@ -889,7 +889,7 @@ def _parse_spot(section: Section) -> Spot:
 
 
 def _parse_price(value: Any, where: str) -> float:
-    """A price that is 0, or large enough for a solver to tell it from 0."""
+    """A price in USD/h that is 0, or large enough for a solver to tell it from 0."""
     price_usd_per_h = read_at_least(value, "usd_per_h", where)
     if 0 < price_usd_per_h < LEAST_PRICE_USD_PER_H:
         raise refused_value(where, f"expected 0, or {LEAST_PRICE_USD_PER_H:g} USD/h or more", value)
@@ -940,7 +940,7 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
 
 
 def _check_engine_of_target(task: PlanQuestion, question: Section) -> None:
-    """Refuse a target that cannot start the engine, before anything is planned."""
+    """Raise InputError for a target that cannot start the engine."""
     if task.engine is None or task.deploy is None:
         return
     targets = TARGETS_OF_ENGINE.get(task.engine.name)  # None: every target starts this engine.
@@ -961,8 +961,8 @@ def _parse_robust(section: Section) -> Robust:
 
 
 def _parse_safety_or_default(question: Section) -> Safety | None:
-    """The safety of a plan: as written, or the default unless `robust` already says what to withstand. Only
-    `safety: none`, which says nothing else, may stand beside `robust`.
+    """The safety of a plan: as written, or the default unless `robust` says what to withstand. Beside
+    `robust` only `safety: none` is allowed.
     """
     if "safety" in question and "robust" in question and question.get("safety") != "none":
         raise InputError(
@@ -983,9 +983,9 @@ def _parse_policies(
     *,
     has_losses: bool,
 ) -> PolicyChoices:
-    """The policies that are searched. Classes with deadlines add the queue edf unless queues are named; a
-    fleet that must stand losses pins no prefixes. Raises InputError if all workers have `ranks`, and no
-    routing is simulated with them.
+    """The policies that are searched: with the queue that suits the classes of the SLO, and without pinned
+    prefixes if the fleet must stand losses. Raises InputError if all workers have data-parallel ranks, and
+    no routing is simulated with these.
     """
     has_agents = described is not None and described.agents is not None
     choices = parse_policy_choices(

@@ -2,9 +2,9 @@
 
     traffic:
       rate: 30                       # or {curve: [10, 30, 20], every: 1 h}, {weekly: [168 numbers], mean: 30}
-      duration: 1 h                  # what is drawn; the busiest part of a longer curve
+      duration: 1 h                  # of the drawn traffic; of a longer curve, its busiest part is drawn
       growth: {per_month: 5 %, months: 6}
-      task: chat                     # what the keys below leave out
+      task: chat                     # its row has the keys that are missing below
       input: 1500                    # or {mean: 1500, p50: 900, p95: 5000, max: 32000}, {fixed: 1500},
       output: 300                    # {lognormal: {mean: 1500, cv: 1}}, {histogram: {edges: .., counts: ..}}
       drift: {input: [0.1, 0, -0.1], output: [0, 0.2, -0.2]}      # of lengths, by intervals of the curve
@@ -65,7 +65,7 @@ from planner.traffic.lengths import Fixed, LengthHistogram, Lengths, Lognormal, 
 from planner.traffic.trace import MAX_TOKENS
 from planner.units import HOUR_S, read_tokens
 
-# Keys for the kind of the requests, which a task may have too.
+# Keys that say what requests are like; a row of catalogs/tasks.yaml may have them too.
 SHAPE_KEYS = (
     *("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants", "agents"),
 )
@@ -74,24 +74,24 @@ KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)
 # Under these keys stand numbers of tokens, which may be written 1.5k.
 TOKEN_KEYS = ("input", "output", "agents", "sessions", "prefixes")
 TASK_KEYS = ("of", *SHAPE_KEYS)  # The keys of a row of catalogs/tasks.yaml, beside its source.
-# Coefficient of variation of lengths of which only the mean is known; in public traces it is 0.7 to 1.3.
+# The coefficient of variation of lengths if only their mean is given; in public traces it is 0.7 to 1.3.
 USUAL_CV = 1.0
 # Without `duration`, agents work long enough for this many tasks each.
 USUAL_TASKS = 3.0
 WEEK_H = 168  # Hours.
-DRAWN_RPS = 5.0  # If the rate is sought, traffic of this rate is described and then brought to others.
+DRAWN_RPS = 5.0  # With objective throughput, traffic is drawn at this rate and then scaled to others.
 # Values above the next eight are most likely typing errors: no trace has such values.
 MOST_INTERVALS = 100_000  # Intervals of a curve of rates; ten weeks have about this many minutes.
 MOST_COUNT = 100_000  # Clients, prefixes or tenants.
 MOST_CV = 100.0  # The coefficient of variation of gaps.
-MOST_SKEW = 10.0  # The exponent of clients: the k-th sends k^-skew of the requests.
+MOST_SKEW = 10.0  # The exponent of clients: requests of the k-th are in proportion to k^-skew.
 MOST_DRIFT = 5.0  # In standard deviations.
 MOST_SPREAD_FRAC = 0.99  # The share of the variance of lengths that is between clients.
 MOST_GROWTH_FRAC = 10.0  # The growth in a month: 10.0 is eleven times the rate.
 MOST_GROWTH_MONTHS = 120
 # The keys of one tenant, if tenants differ in kind.
 TENANT_KEYS = ("rate", "task", "input", "output", "joint", "burstiness", "clients")
-# Without `duration`, what is drawn has at least this many requests of each such tenant, within USUAL_MOST_S.
+# Without `duration`, at least this many requests of each such tenant are drawn, if USUAL_MOST_S has so many.
 USUAL_TENANT_REQUESTS = 500
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
@@ -357,11 +357,11 @@ def _parse_growth(traffic: Section) -> float:
 def _duration_s(
     traffic: Section, rate_rps: tuple[float, ...], every_s: float, agent_task_s: float | None
 ) -> float:
-    """How long the drawn traffic is [s]: `duration`, if given. `agent_task_s` is the mean time of a task and
-    of the pause before it [s]; None if the traffic is not of agents.
+    """How long the drawn traffic is [s]: `duration`, if given. Otherwise a curve is drawn as a whole, but of
+    a week at most one hour; other traffic lasts until its rate, or the tasks of its agents, give enough
+    requests.
 
-    Otherwise a curve is drawn as a whole, but of a week at most one hour; other traffic lasts until its rate,
-    or the tasks of its agents, give enough requests.
+    `agent_task_s` is the mean time of a task and of the pause before it [s]; None for traffic without agents.
     """
     if "duration" in traffic:
         return traffic.positive("duration", "s")
@@ -413,30 +413,31 @@ def _read_lengths(value: object, where: str) -> Lengths:
 
 def _parse_lognormal(section: Section) -> Lognormal:
     """Reads `{lognormal: {mean: 1500, cv: 1}}`, where the mean is in tokens."""
-    part = section.subsection("lognormal", ("mean", "cv"))
+    section = section.subsection("lognormal", ("mean", "cv"))
     return Lognormal(
-        check_number(part.get_required("mean"), part.path_of("mean"), least=1.0),
-        part.number("cv", USUAL_CV, least=0.0),
+        check_number(section.get_required("mean"), section.path_of("mean"), least=1.0),
+        section.number("cv", USUAL_CV, least=0.0),
     )
 
 
 def _parse_histogram(section: Section) -> LengthHistogram:
     """`{histogram: {edges: [0, 100, 4000], counts: [7, 3]}}`: requests by length, edges in tokens."""
-    part = section.subsection("histogram", ("edges", "counts"))
-    edges, counts = part.numbers("edges"), part.numbers("counts")
+    section = section.subsection("histogram", ("edges", "counts"))
+    edges, counts = section.numbers("edges"), section.numbers("counts")
     if len(edges) != len(counts) + 1 or not counts:
         raise InputError(
-            f"{part.where}: {len(edges)} edges and {len(counts)} counts; expected one edge more than counts"
+            f"{section.where}: {len(edges)} edges and {len(counts)} counts; expected one edge more than "
+            "counts"
         )
     if any(high <= low for low, high in pairwise(edges)) or edges[0] < 0:
-        raise refused_value(part.path_of("edges"), "expected tokens >= 0 that rise", list(edges))
+        raise refused_value(section.path_of("edges"), "expected tokens >= 0 that rise", list(edges))
     if edges[-1] < 1 or edges[-1] > MAX_TOKENS:
         raise InputError(
-            f"{part.path_of('edges')}: expected the last to be 1 to {MAX_TOKENS}, found {edges[-1]:g}"
+            f"{section.path_of('edges')}: expected the last to be 1 to {MAX_TOKENS}, found {edges[-1]:g}"
         )
     if min(counts) < 0 or not sum(counts) > 0:
         raise refused_value(
-            part.path_of("counts"), "expected numbers >= 0, one of them above 0", list(counts)
+            section.path_of("counts"), "expected numbers >= 0, one of them above 0", list(counts)
         )
     return LengthHistogram(edges, counts)
 
@@ -519,7 +520,7 @@ def _parse_drift(traffic: Section, intervals: int) -> tuple[tuple[float, ...], t
 
 
 def _parse_burstiness(traffic: Section) -> tuple[float | None, tuple[tuple[float, float], ...]]:
-    """The coefficient of variation of gaps, if given, and rows (window [s], Fano factor of its counts)."""
+    """The coefficient of variation of gaps, if given, and pairs (window [s], Fano factor of its counts)."""
     if "burstiness" not in traffic:
         return None, ()
     section = traffic.subsection("burstiness", ("cv", "fano"))
@@ -594,7 +595,7 @@ def description_document(description: Description) -> dict[str, Any]:
             tenant = description_document(each.at_rate(each.mean_rps * factor))
             tenants[name] = {key: value for key, value in tenant.items() if key in TENANT_KEYS}
         return {"duration": duration_text(description.duration_s), "tenants": tenants}
-    curve = [_without_point(rate * description.growth) for rate in description.rate_rps]
+    curve = [_plain_number(rate * description.growth) for rate in description.rate_rps]
     rate: Any = {"curve": curve, "every": duration_text(description.every_s)} if len(curve) > 1 else curve[0]
     load: dict[str, Any] = {"rate": rate}
     if description.agents is not None:
@@ -609,28 +610,28 @@ def description_document(description: Description) -> dict[str, Any]:
     }
     if description.joint_table:
         document["joint"] = {
-            "table": [[_without_point(count) for count in row] for row in description.joint_table]
+            "table": [[_plain_number(count) for count in row] for row in description.joint_table]
         }
     elif description.joint:
-        document["joint"] = _without_point(description.joint)
+        document["joint"] = _plain_number(description.joint)
     drift = dict(zip(("input", "output"), map(list, description.drift), strict=True))
     if any(drift.values()):
         document["drift"] = {key: values for key, values in drift.items() if values}
     if description.gap_cv is not None or description.fano:
-        cv = {} if description.gap_cv is None else {"cv": _without_point(description.gap_cv)}
-        fano = {duration_text(window_s): _without_point(value) for window_s, value in description.fano}
+        cv = {} if description.gap_cv is None else {"cv": _plain_number(description.gap_cv)}
+        fano = {duration_text(window_s): _plain_number(value) for window_s, value in description.fano}
         document["burstiness"] = cv | ({"fano": fano} if fano else {})
     clients = description.clients
     if clients != Clients():
         document["clients"] = {
             "count": clients.count,
-            "skew": _without_point(clients.skew),
-            "cv": _without_point(clients.gap_cv),
-            "lengths": _without_point(clients.lengths_frac),
+            "skew": _plain_number(clients.skew),
+            "cv": _plain_number(clients.gap_cv),
+            "lengths": _plain_number(clients.lengths_frac),
         }
     if (sessions := description.sessions) is not None:
         document["sessions"] = {
-            "turns": _without_point(sessions.turns),
+            "turns": _plain_number(sessions.turns),
             "think_time": duration_text(sessions.think_s),
             "most_tokens": sessions.most_tokens,
         }
@@ -638,7 +639,7 @@ def description_document(description: Description) -> dict[str, Any]:
         document["prefixes"] = {
             "shared": prefixes.tokens,
             "count": prefixes.count,
-            "skew": _without_point(prefixes.skew),
+            "skew": _plain_number(prefixes.skew),
         }
     return document | ({"tenants": description.tenants} if description.tenants > 1 else {})
 
@@ -648,20 +649,20 @@ def _lengths_document(lengths: Lengths) -> dict[str, Any]:
     if isinstance(lengths, Fixed):
         return {"fixed": lengths.tokens}
     if isinstance(lengths, Lognormal):
-        return {"lognormal": {"mean": _without_point(lengths.mean_tokens), "cv": _without_point(lengths.cv)}}
+        return {"lognormal": {"mean": _plain_number(lengths.mean_tokens), "cv": _plain_number(lengths.cv)}}
     if isinstance(lengths, LengthHistogram):
         return {
             "histogram": {
-                "edges": [_without_point(edge) for edge in lengths.edges_tokens],
-                "counts": [_without_point(count) for count in lengths.counts],
+                "edges": [_plain_number(edge) for edge in lengths.edges_tokens],
+                "counts": [_plain_number(count) for count in lengths.counts],
             }
         }
-    mean = {"mean": _without_point(lengths.given_mean_tokens)} if lengths.given_mean_tokens else {}
-    most = {"max": _without_point(lengths.most_tokens)} if lengths.most_tokens else {}
+    mean = {"mean": _plain_number(lengths.given_mean_tokens)} if lengths.given_mean_tokens else {}
+    most = {"max": _plain_number(lengths.most_tokens)} if lengths.most_tokens else {}
     pairs = zip(lengths.fracs, lengths.tokens, strict=True)
-    return mean | {f"p{100 * frac:.10g}": _without_point(tokens) for frac, tokens in pairs} | most
+    return mean | {f"p{100 * frac:.10g}": _plain_number(tokens) for frac, tokens in pairs} | most
 
 
-def _without_point(value: float) -> int | float:
+def _plain_number(value: float) -> int | float:
     """The number, as an int where it is whole: 30 and not 30.0 is what a user would write."""
     return int(value) if float(value).is_integer() else float(value)

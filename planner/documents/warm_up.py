@@ -1,4 +1,4 @@
-"""warm-up.json with prompts: what each worker computes before it takes traffic, and then keeps.
+"""warm-up.json with prompts, which each worker computes before it takes traffic and then keeps in its cache.
 
     [{"worker": "mixed-0", "prompt": [101, 7, ...]}, {"worker": "mixed-1", "prompt": "You are ..."}]
 

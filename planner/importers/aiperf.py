@@ -1,7 +1,7 @@
 """Reads results of aiperf: profile_export_aiperf.json (a summary), profile_export.jsonl (a request per line).
 
 Its inter_token_latency is our TPOT: for an answer of n tokens, the time from the first to the last token
-divided by n - 1. Beside every value stands its unit.
+divided by n - 1. Every value has its unit beside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +43,8 @@ def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], str | None]:
 
 
 def _run_of_records(label: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
-    """A run from single requests, without the warm-up. The file does not say which load was configured, but
-    when each request started.
+    """A run from single requests, without the warm-up. The file has the start of each request, but not the
+    load that was configured.
     """
     values_s: dict[str, list[float]] = {metric: [] for metric in NAMES}
     lengths: tuple[list[float], list[float]] = ([], [])  # Input and output tokens.

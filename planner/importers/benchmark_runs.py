@@ -1,4 +1,4 @@
-"""Measured runs: what an end-to-end benchmark of one engine says, whatever program it comes from.
+"""Measured runs: the results of end-to-end benchmarks of one engine, in one form for all programs.
 
     {"llm": "meta-llama/Llama-3.1-8B", "gpu": "h100-80g", "tp": 1, "source": "vllm bench serve, a.json",
      "runs": [{"name": "a.json", "requests": 500, "concurrency": 32,
@@ -27,18 +27,19 @@ from planner.files.document_values import check_mapping, check_rows, errors_as
 from planner.importers import foreign_fields
 
 METRICS = ("ttft", "tpot", "tbt", "e2e", "queue")
-# What a run may say of its engine: two settings of vLLM, and the tokens that its KV cache holds.
+# What a run may state about its engine: two settings of vLLM, and the tokens that its KV cache holds.
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
-MAX_REQUESTS = 10**6  # More requests, or longer ones (MAX_TOKENS), are refused as typing errors.
-MAX_TOKENS = 10**7
-MAX_LATENCY_S = 1e9  # A longer time is a typing error too, such as one in another unit.
+# Values above these three are refused as typing errors, or as values in another unit.
+MAX_REQUESTS = 10**6
+MAX_TOKENS = 10**7  # Of one request.
+MAX_LATENCY_S = 1e9
 _STATISTIC = re.compile(r"mean|max|p(\d{1,2}(\.\d{1,4})?|100)(_at_most)?")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One benchmark of one engine; see the module's docstring for fields and units. `requests` counts those
-    that were answered, `failed` the others. Raises InputError for values that make no sense.
+    """One benchmark of one engine; the module's docstring explains the fields. `requests` counts the requests
+    that were answered, `failed` all others. Raises InputError for impossible values.
     """
 
     name: str
@@ -174,7 +175,7 @@ def runs_of_files(
     parse: Callable[[str, Path], tuple[Sequence[MeasuredRun], str | None]],
 ) -> MeasuredRuns:
     """The runs of a program's files, all of one engine. `parse` takes a file's label and path; it returns the
-    file's runs, and the name of their LLM, or None if the file does not say it. The first name counts.
+    file's runs, and the name of their LLM, or None if the file has none. The first file with a name decides.
     """
     runs: list[MeasuredRun] = []
     model_name = None
@@ -183,7 +184,7 @@ def runs_of_files(
         runs_of_file, model_of_file = parse(label, path)
         runs += [with_stated_load(run, stated) for run in runs_of_file]
         model_name = model_name or model_of_file
-    names = foreign_fields.list_first(labels)
+    names = foreign_fields.list_files(labels)
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=model_name)
     return MeasuredRuns(llm, gpu, tp, f"{program}, {names}", tuple(runs))
 
@@ -230,8 +231,8 @@ def _parse_run(row: Mapping[str, Any], where: str) -> MeasuredRun:
     return MeasuredRun(
         name=foreign_fields.one_line(row.get("name", where)),
         requests=foreign_fields.read_count(row.get("requests"), f"{where}: requests"),
-        input_tokens=_lengths(row.get("input_tokens"), f"{where}: input_tokens"),
-        output_tokens=_lengths(row.get("output_tokens"), f"{where}: output_tokens"),
+        input_tokens=_parse_lengths(row.get("input_tokens"), f"{where}: input_tokens"),
+        output_tokens=_parse_lengths(row.get("output_tokens"), f"{where}: output_tokens"),
         latency_s=latency_s,
         rate_rps=foreign_fields.read_optional(row, "rate_rps", where),
         arrival_s=arrival_s,
@@ -244,7 +245,7 @@ def _parse_run(row: Mapping[str, Any], where: str) -> MeasuredRun:
     )
 
 
-def _lengths(value: object, where: str) -> tuple[float, ...]:
+def _parse_lengths(value: object, where: str) -> tuple[float, ...]:
     """The lengths of all requests from a list, or their mean from a number."""
     if isinstance(value, list):
         return tuple(foreign_fields.read_numbers(value, where))

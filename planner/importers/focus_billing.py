@@ -3,9 +3,9 @@
     ChargeCategory,PricingCategory,ConsumedQuantity,ConsumedUnit,EffectiveCost,BillingCurrency,ProviderName,...
     Usage,Standard,24,Hours,1320.96,USD,AWS,...,"$55.04 per On Demand Linux p5.48xlarge Instance Hour"
 
-A GPU's price is what its instances cost by the hour after discounts (EffectiveCost over ConsumedQuantity),
+A GPU's price is that of an hour of its instances after discounts (EffectiveCost over ConsumedQuantity),
 divided by the GPUs of an instance. The instance type is looked for in all columns, because each provider
-writes it into another one. Google bills cores, memory and GPUs apart, so no row has the price of an
+writes it into another one. Google bills cores, memory and GPUs separately, so no row has the price of an
 instance: such rows are left out, and a line of the answer says so.
 
 Sources: focus.finops.org, columns of 1.0 to 1.2; instance types: aws.amazon.com/ec2/instance-types and
@@ -26,15 +26,15 @@ from planner.files.checked_files import open_input
 from planner.files.text_tables import read_text_rows
 from planner.units import count_text
 
-# A file with the columns MARKS counts as a FOCUS export. An error names which others of NEEDED it lacks.
+# A file with the columns MARKS counts as a FOCUS export. Without the other columns of NEEDED it is refused.
 MARKS = ("EffectiveCost", "ChargeCategory")
 NEEDED = (*MARKS, "ConsumedQuantity", "ConsumedUnit", "BillingCurrency", "PricingCategory", "ProviderName")
 MOST_HEADER_BYTES = 2**16  # MARKS are looked for in this much of the first line; set by hand.
 # How bills spell the hour in ConsumedUnit.
 HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
-# By PricingCategory. The category "committed" is not among them: its term depends on the commitment's years.
+# The term by PricingCategory, except for "committed", whose term depends on the years of the commitment.
 TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}
-_SHOWN = 80  # An error shows at most this many characters of a wrong cell.
+_MOST_SHOWN_CHARS = 80  # Of a wrong cell, in an error.
 _COMMITMENT = re.compile(r"\b(?P<years>1|3|one|three)[ -]?(?:yr|year)", re.IGNORECASE)
 _TERM_BY_YEARS: Mapping[str, Term] = {
     **dict.fromkeys(("1", "one"), "reserved-1y"),
@@ -113,9 +113,9 @@ def read_billed_prices(
 ) -> BilledPrices:
     """The price that was paid for each GPU on demand, reserved and on spot.
 
-    With `region` (RegionId or RegionName) only that region counts. The offers have the provider's name
-    `provider`, by default the bill's name in lower case, and the date `date`; if they are `dated_by_bill`,
-    the latest day (ChargePeriodStart) of which hours are paid, where the bill has days.
+    With `region` (RegionId or RegionName) only that region counts. The offers are named after `provider`, by
+    default the bill's provider in lower case, and dated `date`; with `dated_by_bill` they are dated by the
+    latest day of the bill (ChargePeriodStart), if it has days.
 
     Raises InputError for a bill in another currency, of several providers, or without hours of a known GPU.
     """
@@ -131,7 +131,7 @@ def read_billed_prices(
             continue  # Taxes, credits, and purchases of commitments, whose hours have rows of their own.
         cells_text = _join_cells(row)
         if (instance := find_instance(cells_text)) is None:
-            if "gpu" in cells_text.lower():  # Other rows are of other services and are skipped in silence.
+            if "gpu" in cells_text.lower():  # All other rows are of other services and need no mention.
                 skipped["names a GPU but no known type of instance"] += 1
             continue
         gpu, gpus = instance
@@ -144,7 +144,9 @@ def read_billed_prices(
         else:
             where = f"{path}, line {number}"
             if (currency := row["BillingCurrency"].strip().upper()) != "USD":
-                raise InputError(f"{where}: BillingCurrency: expected USD, found {currency[:_SHOWN]!r}")
+                raise InputError(
+                    f"{where}: BillingCurrency: expected USD, found {currency[:_MOST_SHOWN_CHARS]!r}"
+                )
             providers.add(row["ProviderName"].strip().lower())
             days.append(row.get("ChargePeriodStart", "").strip()[:10])
             total = paid_hours.setdefault((gpu, term), PaidHours())
@@ -179,8 +181,8 @@ def make_offers(
 ) -> BilledPrices:
     """Offers at the mean price of the paid hours of each GPU and term; InputError if nothing was paid.
 
-    `format_name` is what the offers call their source: a FOCUS export here, OpenCost's in opencost_assets.py.
-    A GPU and term have no offer if corrections in later rows, which are negative, leave no paid hours.
+    `format_name` names the source in the offers; opencost_assets.py uses this function too. A GPU and term
+    have no offer if corrections in later rows, which are negative, leave no paid hours.
     """
     paid_totals = {key: total for key, total in paid_hours.items() if total.gpu_hours > 0 and total.usd > 0}
     if not paid_totals:
@@ -221,5 +223,5 @@ def _parse_figure(written: str, where: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"{where}: expected a number, found {written[:_SHOWN]!r}")
+        raise InputError(f"{where}: expected a number, found {written[:_MOST_SHOWN_CHARS]!r}")
     return value

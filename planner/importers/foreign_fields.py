@@ -1,5 +1,5 @@
-"""What importers of benchmark files share: they check values, take facts from the command line that a file
-leaves out, and compute statistics of latencies.
+"""Functions for importers of benchmark files: they check values, complete a file by facts from the command
+line, and compute statistics of latencies.
 """
 
 import os
@@ -13,20 +13,19 @@ import numpy as np
 from planner.documents.catalog import Catalog
 from planner.errors import CatalogError, InputError
 from planner.files import jsontext
-from planner.files.document_values import check_number as checked_number
-from planner.files.document_values import check_rows, refused_value
+from planner.files.document_values import check_number, check_rows, refused_value
 from planner.files.text_tables import read_text
 from planner.models.latency import Array
 
 MAX_TP = 1024  # A larger TP is refused as a typing error.
-# Input tokens, and output tokens: of each a value for every request, or one mean.
+# Input tokens and output tokens, each with a value for every request or with one mean.
 Lengths = tuple[tuple[float, ...], tuple[float, ...]]
 LEAST_VALUE = 1e-9  # Stands for "above 0" in checks of columns, whose limits are inclusive.
 PERCENTILES = (50, 90, 95, 99)
-_LISTED = 6  # The most files that a source lists by name.
+_MOST_LISTED = 6  # The most files that a source lists by name.
 _ERROR_CHARS = 120  # The most characters that are shown of an error in JSON.
-# With more tokens per chunk of an answer than CHUNKED_TOKENS, several tokens came at once. With a median gap
-# below COALESCED_FRAC of the mean gap, tokens came in bunches. Both are set by hand.
+# With more tokens per chunk of an answer than CHUNKED_TOKENS, the engine sent several tokens at once. With a
+# median gap below COALESCED_FRAC of the mean gap, tokens reached the client in bunches. Both are set by hand.
 CHUNKED_TOKENS, COALESCED_FRAC = 1.01, 0.1
 
 
@@ -61,7 +60,7 @@ def read_setup(
     tp: object = None,
 ) -> tuple[str, str, int]:
     """LLM and GPU, by their names in the catalog, and the degree of tensor parallelism. `llm`, `gpu` and `tp`
-    are what the file says; what the user states comes first.
+    are from the file; the user's values (`stated`) override them.
 
     Raises InputError, which names every option that is needed, and for names that the catalog does not have.
     """
@@ -99,10 +98,10 @@ def file_labels(paths: Sequence[Path]) -> list[str]:
     return [path.absolute().relative_to(shared).as_posix() for path in paths]
 
 
-def list_first(files: Sequence[str]) -> str:
+def list_files(files: Sequence[str]) -> str:
     """The first few names for a sentence, and how many more there are."""
-    more = len(files) - _LISTED
-    return ", ".join(files[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+    more = len(files) - _MOST_LISTED
+    return ", ".join(files[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def parse_json(text: str, where: object) -> Any:
@@ -127,7 +126,7 @@ def read_number(value: object, where: object, *, least: float = 0.0) -> float:
             value = float(value)
         except ValueError:
             pass  # The check below refuses the text.
-    return checked_number(value, where, least=least)
+    return check_number(value, where, least=least)
 
 
 def read_numbers(value: object, where: object) -> list[float]:
@@ -183,8 +182,8 @@ def run_remarks(
     gap_p50: float | None = None,
     gap_mean: float | None = None,
 ) -> tuple[str, ...]:
-    """Remarks that a reader of the imported numbers should know. `is_summary` says that the file has no
-    single requests. `gap_p50` and `gap_mean` are of the gaps between tokens, both in the same unit.
+    """Remarks for a reader of the imported numbers. `is_summary`: the file has no single requests. `gap_p50`
+    and `gap_mean` are of the gaps between tokens, both in the same unit.
     """
     notes = []
     if failed:

@@ -1,4 +1,4 @@
-"""A CSV that a user made of measured runs, one run per row; the times are means.
+"""Reads a CSV of measured runs that a user wrote, one run per row; the times are means.
 
 input_tokens,output_tokens,ttft_ms,tpot_ms[,requests][,concurrency|rate]
 """

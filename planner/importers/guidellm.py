@@ -1,4 +1,4 @@
-"""guidellm's benchmarks.json: one run per entry of `benchmarks`.
+"""Reads guidellm's benchmarks.json: one run per entry of `benchmarks`.
 
 Its inter_token_latency_ms is our TPOT: for an answer of n tokens, the time from the first to the last token
 divided by n - 1. Its time_per_output_token_ms includes the first token and is not used.
@@ -15,8 +15,8 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, runs_of_files
 from planner.importers.foreign_fields import StatedSetup
 
-MARKS = ("benchmarks",)  # Keys by which the importers recognize such a file.
-# Our metrics: guidellm's name, and the factor that makes seconds of its values.
+MARKS = ("benchmarks",)  # Keys by which such a file is recognised.
+# Our metrics -> guidellm's name, and the factor from its unit to seconds.
 METRICS = {
     "ttft": ("time_to_first_token_ms", 1e-3),
     "tpot": ("inter_token_latency_ms", 1e-3),
@@ -41,7 +41,7 @@ def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], str | None]:
 
 
 def _llm_name(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str | None:
-    """The name of the LLM, which guidellm's versions write in different places; None if it is in none."""
+    """The name of the LLM, which versions of guidellm write in different places; None without a name."""
     config = document.get("config")
     spec = config.get("spec") if isinstance(config, Mapping) else None
     for outer in (spec, config, document.get("args"), benchmark.get("config")):
@@ -70,8 +70,8 @@ def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
     failed = len(listed["errored"])
     if is_number(totals.get("errored")):
         failed = max(failed, foreign_fields.read_count(totals["errored"], f"{where}: errored", least=0))
-    succeeded_in_all = totals.get("successful")
-    is_sample = isinstance(succeeded_in_all, int) and succeeded_in_all > len(succeeded)
+    total_succeeded = totals.get("successful")
+    is_sample = isinstance(total_succeeded, int) and total_succeeded > len(succeeded)
     start_s: tuple[float, ...] = ()
     if succeeded and not is_sample:
         count, lengths, latency, start_s = _from_requests(where, succeeded)
@@ -175,7 +175,7 @@ def _from_statistics(
 def _parse_load(where: str, benchmark: Mapping[str, Any], requests: int) -> tuple[int | None, float | None]:
     """The load: (concurrency, None) of a closed loop, (None, rate) of an open one.
 
-    (None, None) if we do not know the file's strategy; then the start times of the requests are the load.
+    (None, None) for an unknown strategy; then the start times of the requests are the load.
     """
     strategy: Any = None
     for key in ("config", "args", "scheduler"):  # Versions of guidellm differ in the key.

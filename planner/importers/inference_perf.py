@@ -1,4 +1,4 @@
-"""inference-perf (kubernetes-sigs): stage_N_lifecycle_metrics.json, a file and a run per stage of its load.
+"""Reads inference-perf (kubernetes-sigs): a stage_N_lifecycle_metrics.json, and so a run, per stage of load.
 
 Times are in seconds. The program's time_per_output_token is, for an answer of n tokens, the time from the
 first to the last token over n - 1: our tpot. Its inter_token_latency is a gap between tokens: our tbt. The
@@ -16,7 +16,7 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, runs_of_files
 from planner.importers.foreign_fields import StatedSetup
 
-MARKS = ("load_summary", "successes", "failures")  # Keys by which the importers recognize such a file.
+MARKS = ("load_summary", "successes", "failures")  # Keys by which such a file is recognised.
 # The name that inference-perf has for each of our metrics.
 METRICS = {
     "ttft": "time_to_first_token",
@@ -37,7 +37,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
 
 
 def _parse_file(name: str, path: Path) -> tuple[list[MeasuredRun], None]:
-    """The one run of a file; the second value, a note for the user, is always None here."""
+    """The one run of a file, and None for the name of its LLM, which these files do not have."""
     return [_parse_run(name, check_mapping(foreign_fields.read_json(path), path))], None
 
 
@@ -92,7 +92,7 @@ def _parse_run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
 
 def _parse_load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int | None, float | None]:
     """The concurrency of a closed loop, or the rate [requests/s] of an open one; the other is None. Both are
-    None if the file states no load. What the user should know of the load is added to `notes`.
+    None if the file states no load. Remarks on the load are added to `notes`.
     """
     load = check_mapping(document.get("load_summary") or {}, f"{name}: load_summary")
     if (concurrency := load.get("concurrency")) is not None:

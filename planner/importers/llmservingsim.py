@@ -1,8 +1,8 @@
 """Imports the kernel profiles of LLMServingSim: attention.csv, dense.csv, per_sequence.csv, and for a mixture
 of experts moe.csv.
 
-A folder of these files is of one LLM on one GPU at one tensor parallelism. LLMServingSim sums up a step's
-time as
+A folder of these files is of one LLM on one GPU at one tensor parallelism. LLMServingSim computes the time of
+a step as
 
     t = embedding(N) + final_layernorm(N) + lm_head(S) + sampler(S)
         + layers * ( operators(N), the layer norm twice + attention + [mixture] moe(N, experts)
@@ -52,8 +52,8 @@ FILES = {  # Each file, with the columns that say what was measured in a row. It
 TIME = "time_us"
 # The columns of each file, by which the importer recognises it.
 MARKS = tuple((*names, TIME) for names in FILES.values())
-# How often each layer of the LLM calls an operator of dense.csv: once, if the operator is not named here. 0
-# means that no layer calls it, but each step does once.
+# How often a layer of the LLM calls an operator of dense.csv; once if the operator is not here. With 0 no
+# layer calls it, but each step calls it once.
 CALLS_PER_LAYER = {"embedding": 0, "final_layernorm": 0, "layernorm": 2}
 # The number of steps in the table: a third each of prefills alone, decodes alone, and both together.
 DRAWN_STEPS = 3000
@@ -125,10 +125,10 @@ class Profile:
         return self.llm.experts * (1 - missed_frac) / self.tp
 
     def steps(self, rng: np.random.Generator) -> Iterator[StepShape]:
-        """Steps drawn at random within the measured sizes, without end: in turn a prefill, a decode and both.
+        """An endless series of random steps within the measured sizes: in turn a prefill, a decode and both.
 
-        For each size of prefill chunk other prefixes and decodes may have been measured. The smallest of
-        their limits holds for all chunks, so that nothing is extrapolated.
+        The prefixes and decodes that were measured may differ by size of prefill chunk. The smallest of their
+        limits is used for all chunks, so that nothing is extrapolated.
         """
         chunks = [size for size in self.attention if size > 0]
         least, most = int(min(chunks)), int(min(self.most_tokens, max(chunks)))
@@ -181,7 +181,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     complete, and if no drawn step fits into the GPU's memory.
     """
     llm_name, gpu_name, tp = foreign_fields.read_setup(
-        stated, catalog, foreign_fields.list_first(foreign_fields.file_labels(paths))
+        stated, catalog, foreign_fields.list_files(foreign_fields.file_labels(paths))
     )
     llm, gpu = catalog.llm(stated.llm or llm_name), catalog.gpu(gpu_name)
     tables, unknown = _read_tables(paths)
@@ -203,7 +203,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     if tp > 1:
         notes.append(f"all-reduces were not: those of {gpu.name} in the catalog are added")
     if unknown:
-        notes.append(f"not used: {foreign_fields.list_first(unknown)}")
+        notes.append(f"not used: {foreign_fields.list_files(unknown)}")
     about["note"] = "; ".join(notes)
     return StepTable(pd.DataFrame(rows, columns=list(COLUMNS)), about)
 
@@ -214,11 +214,11 @@ def _read_tables(paths: Sequence[Path]) -> tuple[dict[str, tuple[Path, pd.DataFr
     """
     tables: dict[str, tuple[Path, pd.DataFrame]] = {}
     unknown = []
-    for path, shown in zip(paths, foreign_fields.file_labels(paths), strict=True):
+    for path, label in zip(paths, foreign_fields.file_labels(paths), strict=True):
         table = read_csv(path)
         kinds = [kind for kind, names in FILES.items() if {*names, TIME} <= set(table.columns)]
         if not kinds:
-            unknown.append(shown)
+            unknown.append(label)
         elif kinds[0] in tables:
             other = tables[kinds[0]][0]
             raise InputError(f"{path}: is a second {kinds[0]}, beside {other}; name the files of one --tp")
@@ -270,8 +270,8 @@ def _tree(path: Path, table: pd.DataFrame, names: Sequence[str]) -> Tree:
 
 
 def _check_attention(tree: Tree, path: Path) -> None:
-    """Raise InputError unless decodes were measured alone, prefills alone, and both together; `path` is the
-    file that the error names.
+    """Raise InputError, which names `path`, unless decodes were measured alone, prefills alone, and both
+    together.
     """
     if 1 not in tree.get(0, {}).get(0, {}):
         raise InputError(f"{path}: lacks decodes alone: rows with prefill_chunk and kv_prefill 0, n_decode 1")

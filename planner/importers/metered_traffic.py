@@ -1,4 +1,4 @@
-"""Reads traffic that is known only as numbers per interval, and not request by request: vLLM's metrics, and
+"""Reads traffic that was recorded as numbers per interval instead of single requests: vLLM's metrics, and
 OpenAI's usage.
 
 Both become the section `traffic` of slo.yaml: a curve of rates, and lengths.
@@ -7,7 +7,7 @@ Prometheus' samples over a range of time (prometheus_range.py) count finished re
 `vllm:request_success_total` and the histograms `vllm:request_prompt_tokens` and
 `vllm:request_generation_tokens`. Instances are added up. OpenAI's usage (GET
 /v1/organization/usage/completions, or the CSV of its page; openai/openai-openapi, schemas UsageTimeBucket and
-UsageCompletionsResult) holds requests and tokens per bucket, and so of lengths only the mean.
+UsageCompletionsResult) has requests and tokens per bucket, from which only mean lengths follow.
 """
 
 import io
@@ -54,13 +54,13 @@ LENGTHS = {"input": PROMPT, "output": OUTPUT}  # vLLM's histogram of each length
 # Traffic with a larger share of intervals without samples is refused: most of the curve would be a guess.
 MOST_UNKNOWN_FRAC = 0.5
 LEAST_EVERY_S = 1.0  # Prometheus does not scrape more often.
-LEAST_GAP_S = 300.0  # Counters are interpolated over gaps up to this, or up to a longer interval.
+LEAST_GAP_S = 300.0  # Counters are interpolated over gaps up to this, or up to the interval if it is longer.
 MOST_USAGE_BUCKETS = 100_000  # 69 days of minutes; more would be a typing error in a time.
 SHOWN_HITS_FRAC = 0.01  # A warning comes if at least this share of prompt tokens hit prefix caches.
 MOST_FIGURE = 1e18  # A larger count of requests or tokens is refused.
 MOST_FILES_NAMED, MOST_LLMS_NAMED = 3, 4  # Errors name no more files, and no more LLMs, than these.
-# Buckets of OpenAI's usage must have one width to within a second, and begin at multiples of it to within
-# this share of it.
+# Buckets of OpenAI's usage must have one width, to within WIDTH_TOLERANCE_S, and begin at multiples of it, to
+# within PLACE_TOLERANCE_FRAC of it.
 WIDTH_TOLERANCE_S, PLACE_TOLERANCE_FRAC = 1.0, 1e-3
 # A histogram gives two means: by the middles of its buckets, and by its sum. If they differ by more than this
 # share, requests are shifted within buckets to reach the mean by the sum, and a note says so.
@@ -213,7 +213,7 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> MeteredTraffic:
         lengths[side], means[side] = _length_histogram(
             [row for row in series if row not in prefill], name, edges_s, gap_s, where, notes
         )
-    facts = _more_facts(series, edges_s, gap_s, finished, warnings)
+    facts = _other_facts(series, edges_s, gap_s, finished, warnings)
     return MeteredTraffic(PROMETHEUS, rate_rps, every_s, lengths, means, facts, tuple(notes), tuple(warnings))
 
 
@@ -244,9 +244,9 @@ def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
 def _length_histogram(
     series: Sequence[PrometheusSeries], name: str, edges_s: Floats, gap_s: float, where: str, notes: list[str]
 ) -> tuple[dict[str, Any], float]:
-    """The histogram of all intervals together, for slo.yaml, and its mean [tokens], by the counted sum where
-    there is one. What was done to the histogram is added to `notes`. Raises InputError where buckets or
-    requests are missing.
+    """The histogram of all intervals together, for slo.yaml, and its mean [tokens], by the counted sum if
+    there is one. Changes to the histogram are added to `notes`. Raises InputError if buckets or requests are
+    missing.
     """
     sampled_histogram = interval_histogram(list(series), name, edges_s, gap_s=gap_s)
     if sampled_histogram is None:
@@ -294,11 +294,11 @@ def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floa
     return np.sort(np.concatenate((edges, middles))), halved_counts
 
 
-def _more_facts(
+def _other_facts(
     series: Sequence[PrometheusSeries], edges_s: Floats, gap_s: float, finished: Floats, warnings: list[str]
 ) -> dict[str, Any]:
     """Numbers beside rates and lengths: requests, use and hits of caches, waiting requests. Adds to
-    `warnings` if engines did not keep up, or prompts shared prefixes. Samples hold for `gap_s` at most.
+    `warnings` if engines did not keep up, or prompts shared prefixes. A sample is valid for at most `gap_s`.
     """
     facts: dict[str, Any] = {"requests": float(np.nansum(finished))}
     aborted = [row for row in series if row.name == FINISHED and row.label("finished_reason") == "abort"]
@@ -350,14 +350,14 @@ def usage_traffic(files: Sequence[Path]) -> MeteredTraffic:
     rows = [row for file in files for row in _usage_rows(file)]
     table = np.array([[row[name] for name in _USAGE_COLUMNS] for row in rows], dtype=float)
     table = table.reshape(-1, len(_USAGE_COLUMNS))
-    table = table[table[:, 1] > table[:, 0]]  # Others have no width, so no rate.
+    table = table[table[:, 1] > table[:, 0]]  # Buckets without a width have no rate.
     starts_s, ends_s, bucket_requests, input_tokens, output_tokens = table.T
     requests = float(bucket_requests.sum())
     if not requests > 0:
         raise InputError(f"{where}: holds no request; ask for another time")
     widths_s = ends_s - starts_s
     every_s = float(np.median(widths_s))
-    places = (starts_s - starts_s.min()) / every_s  # Which bucket each one is, counted from the first.
+    places = (starts_s - starts_s.min()) / every_s  # The number of each bucket from the first, fractional.
     has_other_width = np.abs(widths_s - every_s) > WIDTH_TOLERANCE_S
     is_misplaced = np.abs(places - np.round(places)) > PLACE_TOLERANCE_FRAC
     if has_other_width.any() or is_misplaced.any():
@@ -400,10 +400,10 @@ def _usage_rows(path: Path) -> list[dict[str, Any]]:
         return list(_usage_of_json(text, path))
     table = parse_csv(text, path, _USAGE_COLUMNS)
     rows = table.to_dict("records")
-    return [_usage_row(row, f"{path}, row {k}") for k, row in enumerate(rows, start=1) if _is_given(row)]
+    return [_usage_row(row, f"{path}, row {k}") for k, row in enumerate(rows, start=1) if _has_counts(row)]
 
 
-def _is_given(row: Mapping[Any, Any]) -> bool:
+def _has_counts(row: Mapping[Any, Any]) -> bool:
     """Whether a row of the CSV has counts; the row of an empty bucket has only times."""
     value = row.get("num_model_requests")
     return value is not None and not (isinstance(value, float) and math.isnan(value))

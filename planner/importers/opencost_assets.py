@@ -1,13 +1,13 @@
-"""Prices of GPUs from OpenCost's answer of /assets: the nodes of a cluster and what each cost.
+"""Prices of GPUs from OpenCost's answer to /assets: the nodes of a cluster and the cost of each.
 
     curl 'http://opencost:9003/assets?window=7d' > assets.json
     {"code": 200, "data": {"...": {"type": "Node", "nodeType": "p5.48xlarge", "GPUHours": 1344,
       "preemptible": 0, "totalCost": 9246.7, "labels": {"nvidia_com_gpu_product": "NVIDIA-H100-80GB-HBM3"}}}}
 
-A GPU's price is what its nodes cost, with cores and memory, divided by their GPU hours. A label of NVIDIA's
-GPU feature discovery tells which GPU a node has; without it the type of the instance does. OpenCost names no
-currency, so figures count as USD. It does not mark reserved nodes, so they count as on demand, at the price
-that was paid.
+The price of a GPU is the cost of its nodes, with cores and memory, divided by their GPU hours. A label of
+NVIDIA's GPU feature discovery tells which GPU a node has; without the label, the type of the instance does.
+OpenCost names no currency, so figures count as USD. It does not mark reserved nodes, so they count as on
+demand, at the price that was paid.
 
 Sources: github.com/opencost/opencost, core/pkg/opencost/asset_json.go at 5f65333 (fields of a Node);
 opencost.io/docs/integrations/api.
@@ -30,7 +30,7 @@ MOST_CHARACTERS = 80  # A message quotes at most this much of a text from the fi
 
 
 def is_assets_answer(path: Path) -> bool:
-    """Whether the file is OpenCost's: of the formats with prices it is the only one in JSON."""
+    """Whether the file is OpenCost's, the only format of prices in JSON."""
     return path.name.removesuffix(".gz").endswith(".json")
 
 

@@ -32,11 +32,11 @@ Labels = tuple[tuple[str, str], ...]  # Sorted, without __name__.
 NamePredicate = Callable[[str], bool]
 
 GAP_S = 300.0  # A sample holds for this long: Prometheus' lookback.
-MOST_SAMPLES = 50_000_000  # More are refused: these take 800 MB of times and values.
+MOST_SAMPLES = 50_000_000  # More samples are refused: so many take 800 MB of times and values.
 _LAST_S = 253402300800.0  # The year 10000: a greater time is not in seconds.
 _SAME_S = 1e-6  # An edge no further than this from a sample counts as lying at it.
-_WHOLE_TOLERANCE = 1e-9  # A sample this share of an interval off a multiple of it counts as lying there.
-_MESSAGE_CHARS = 200  # So much of Prometheus' own error message is quoted.
+_WHOLE_TOLERANCE = 1e-9  # A sample nearer than this share of an interval to an edge counts as lying at it.
+_MESSAGE_CHARS = 200  # The most characters that are quoted of Prometheus' own error message.
 # A label `name="value"`; a line `name{labels} value time`, in which the name may be among the labels.
 _LABEL = re.compile(r'\s*([A-Za-z_][\w]*)\s*=\s*"((?:\\.|[^"\\])*)"\s*(?:,|$)')
 _LINE = re.compile(r'([A-Za-z_:][\w:]*)?(?:\{((?:[^"{}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)\s+(-?[\d.eE+]+)')
@@ -338,10 +338,10 @@ def interval_edges(series: Iterable[PrometheusSeries], every_s: float) -> Floats
 
 
 def counter_increase(series: Sequence[PrometheusSeries], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
-    """What counters rose by in each of the N intervals between N + 1 edges, summed over instances.
+    """(N,): the increase of counters in each interval between N + 1 edges, summed over instances.
 
-    Between two samples a counter is assumed to rise evenly. An interval is NaN if a part of it is unknown: it
-    lies in a gap of more than `gap_s` between two samples, or outside of all samples.
+    Between two samples a counter is assumed to rise evenly. An interval is NaN if a part of it lies in a gap
+    of more than `gap_s` between two samples, or outside of all samples.
     """
     edges_s = np.asarray(edges_s, dtype=float)
     total = np.zeros(max(len(edges_s) - 1, 0))
@@ -375,31 +375,31 @@ def _number_samples(row: PrometheusSeries) -> tuple[Floats, Floats, npt.NDArray[
     """Times and values of samples that are numbers, and whether a staleness marker follows each."""
     numbers_at = np.flatnonzero(np.isfinite(row.values))
     next_number_at = np.append(numbers_at[1:], len(row.values))
-    # Between two numbers that are not neighbours there is a marker.
+    # If the next number is not the next sample, a marker lies between.
     return row.t_s[numbers_at], row.values[numbers_at], next_number_at - numbers_at > 1
 
 
 def mean_gauge(series: Sequence[PrometheusSeries], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
-    """The mean of a gauge over each interval, summed over its instances; NaN where unknown.
+    """(N,): the mean of a gauge over each interval, summed over its instances; NaN where unknown.
 
-    A sample holds until the next one, but no longer than `gap_s`. An interval in which none holds for a while
-    is unknown, unless the series had ended.
+    A sample is valid until the next one, but no longer than `gap_s`. An interval in which for a while no
+    sample is valid is unknown, unless the series had ended.
     """
     edges_s = np.asarray(edges_s, dtype=float)
     n = max(len(edges_s) - 1, 0)
-    # The integral of the gauge over each interval, and whether any sample holds within it.
+    # The integral of the gauge over each interval, and whether any sample is valid within it.
     area, is_covered = np.zeros(n), np.zeros(n, dtype=bool)
     for row in series:
         ends = np.append(row.t_s[1:], np.inf)
         ends = np.minimum(ends, row.t_s + gap_s)
-        # The last sample does not hold, as the series may have ended; a series' only sample does.
+        # The last sample is not valid after its time, as the series may have ended; an only sample is.
         ends[-1] = row.t_s[-1] if len(row.t_s) > 1 else row.t_s[-1] + gap_s
         is_number = np.isfinite(row.values)
         starts, ends, values = row.t_s[is_number], ends[is_number], row.values[is_number]
         if not starts.size:
             continue
-        # A span is the time for which a sample holds. The integral up to an edge is that up to the start of
-        # the span in which the edge lies, or of the last span before it, and the part of this span.
+        # A span is the time for which a sample is valid. The integral up to an edge is the integral up to the
+        # start of the last span that begins before the edge, plus that of this span up to the edge.
         integral_at_start = np.append(0.0, np.cumsum(values * (ends - starts)))
         starts_before = np.searchsorted(starts, edges_s, side="right")
         span = np.maximum(starts_before - 1, 0)

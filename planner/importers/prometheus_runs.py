@@ -57,7 +57,7 @@ def runs_of_range(
             f"{_lacking_text(live)}"
         )
     measured_runs.sort(key=lambda run: run.rate_rps or 0.0)
-    # By rank of load, evenly spaced from the quietest hour to the busiest.
+    # The chosen hours are evenly spaced by rank of load, from the quietest to the busiest.
     chosen = sorted({round(k) for k in np.linspace(0, len(measured_runs) - 1, MOST_RUNS)})
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=live.model)
     return MeasuredRuns(
@@ -79,38 +79,40 @@ def _lacking_text(live: LiveTraffic) -> str:
     return f"; it lacks {' and '.join(lacking)}" if lacking else ""
 
 
-def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Generator) -> MeasuredRun | None:
-    """The run of the windows `part`; None with too few requests, or without their lengths or latencies."""
-    has_counts = np.isfinite(live.finished[part]) & np.isfinite(live.input_tokens[part])
-    engines = float(live.engines[part][has_counts].mean()) if has_counts.any() else 0.0
+def _run_of_hour(
+    live: LiveTraffic, windows: slice, names: str, rng: np.random.Generator
+) -> MeasuredRun | None:
+    """The run of these windows; None with too few requests, or without their lengths or latencies."""
+    has_counts = np.isfinite(live.finished[windows]) & np.isfinite(live.input_tokens[windows])
+    engines = float(live.engines[windows][has_counts].mean()) if has_counts.any() else 0.0
     if not engines:
         return None
-    requests = float(live.finished[part][has_counts].sum()) / engines
+    requests = float(live.finished[windows][has_counts].sum()) / engines
     latency_s = {}
     for metric, histogram in live.latency.items():
-        sum_s, observations = _known_totals(histogram, part)
+        sum_s, observations = _known_totals(histogram, windows)
         if observations > 0 and sum_s > 0:
             latency_s[metric] = {"mean": sum_s / observations}
     has_lengths = all(
-        side in live.lengths and np.nansum(live.lengths[side].counts[part]) > 0
+        side in live.lengths and np.nansum(live.lengths[side].counts[windows]) > 0
         for side in ("prompt", "output")
     )
     if requests < FEWEST_REQUESTS or not latency_s or not has_lengths:
         return None
     run_requests = min(int(requests), MOST_REQUESTS)
     prompts, outputs = (
-        _draw_lengths(live.lengths[side], part, run_requests, rng) for side in ("prompt", "output")
+        _draw_lengths(live.lengths[side], windows, run_requests, rng) for side in ("prompt", "output")
     )
-    hits = float(np.nansum(live.hit_tokens[part]))
+    hits = float(np.nansum(live.hit_tokens[windows]))
     notes = (
         [f"{hits:.3g} prompt tokens of all engines came from the prefix cache, which is not simulated"]
         if hits
         else []
     )
-    if preempted := float(np.nansum(live.preempted[part])):
+    if preempted := float(np.nansum(live.preempted[windows])):
         notes.append(f"{preempted:g} preemption(s) on all engines: the KV cache was full at times")
     return MeasuredRun(
-        name=f"{names}, from {live.edges_s[part.start]:.0f} s",
+        name=f"{names}, from {live.edges_s[windows.start]:.0f} s",
         requests=run_requests,
         input_tokens=prompts,
         output_tokens=outputs,
@@ -120,21 +122,21 @@ def _run_of_hour(live: LiveTraffic, part: slice, names: str, rng: np.random.Gene
     )
 
 
-def _known_totals(histogram: SampledHistogram, part: slice) -> tuple[float, float]:
-    """The sum of observations and their number, over the windows of `part` in which both are known."""
-    sums, counts = histogram.sums[part], histogram.total[part]
+def _known_totals(histogram: SampledHistogram, windows: slice) -> tuple[float, float]:
+    """The sum of observations and their number, over the windows in which both are known."""
+    sums, counts = histogram.sums[windows], histogram.total[windows]
     is_known = np.isfinite(sums) & np.isfinite(counts)
     return float(sums[is_known].sum()), float(counts[is_known].sum())
 
 
 def _draw_lengths(
-    histogram: SampledHistogram, part: slice, requests: int, rng: np.random.Generator
+    histogram: SampledHistogram, windows: slice, requests: int, rng: np.random.Generator
 ) -> tuple[float, ...]:
-    """Lengths [tokens] of this many requests, by a histogram's counts in `part`, in random order."""
-    counts = np.nan_to_num(histogram.counts[part]).sum(axis=0)
-    sum_tokens, observations = _known_totals(histogram, part)
+    """Lengths [tokens] of this many requests, by a histogram's counts in these windows, in random order."""
+    counts = np.nan_to_num(histogram.counts[windows]).sum(axis=0)
+    sum_tokens, observations = _known_totals(histogram, windows)
     lengths = bucket_quantiles(histogram.edges, counts, (np.arange(requests) + 0.5) / requests)
-    # Where the range has buckets and no sums, the mean is that of values spread evenly within buckets.
+    # Without sums the mean is that of values spread evenly within buckets.
     mean = sum_tokens / observations if sum_tokens > 0 else max(float(lengths.mean()), 1.0)
     # Lengths below 1 are raised to 1, which raises the mean; three rounds of scaling correct that.
     for _ in range(3):

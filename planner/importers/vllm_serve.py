@@ -64,7 +64,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
     llm, gpu, tp = setups.pop()
     # A load that the command line states wins over the file's.
     runs = tuple(with_stated_load(_parse_run(name, row), stated) for name, row in documents)
-    return MeasuredRuns(llm, gpu, tp, f"vllm bench serve, {foreign_fields.list_first(files)}", runs)
+    return MeasuredRuns(llm, gpu, tp, f"vllm bench serve, {foreign_fields.list_files(files)}", runs)
 
 
 def _parse_run(name: str, row: Mapping[str, Any]) -> MeasuredRun:

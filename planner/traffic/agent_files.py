@@ -8,15 +8,15 @@
                 agentic-code)
     turns       one JSON object for each conversation (aiperf's multi_turn): `session_id`, `turns` of `text`
                 or `texts`, `output_length`, and `timestamp` or `delay` [ms] after the answer before. A prompt
-                holds all turns before and their answers, and first the turn of role system, with text alone
+                is the turn of role system, which must be text, and all earlier turns with their answers
 
-Where a file does not say which request waits for which, the times show it. A request waits for the last
-request of its own agent that had ended when it began. It also waits, for each sub-agent of this agent, for
-the last ended request that began no earlier than that one. The first request of a sub-agent waits for the
-last request of the agent that started it. The pause of a request is the time from the end of all that it
-waits for to its beginning. Requests of an agent that overlap do not wait for each other. Each conversation
-has a clock of its own, which begins at 0, so as many agents are at work as there are conversations. A corpus
-may have a file for each conversation.
+Which request waits for which is derived from the times, if the file does not say it. A request waits for its
+predecessor: the last request of its own agent that had ended when it began. For each sub-agent that this
+agent started, it also waits for the last ended request that began no earlier than the predecessor. The first
+request of a sub-agent waits for the last ended request of the agent that started it. The pause of a request
+is the time from the end of all requests that it waits for to its own beginning. Requests of an agent that
+overlap do not wait for each other. Each conversation has a clock of its own, which begins at 0, so as many
+agents are at work as there are conversations. A corpus may have a file for each conversation.
 """
 
 import json
@@ -52,8 +52,8 @@ class _Call:
 
     `thread` names its agent: "" is the main one, "/a/b" the sub-agent b of a. `think_s` is the pause before
     the request, None if `_link` must compute it from the times. The request never starts before
-    `not_before_s`. `begins_task` if a user, not a tool, sent it. `_link` sets `parents`, the requests for
-    which it waits, as indices into all calls of the file, and the number of its `task`.
+    `not_before_s`. `begins_task`: a user sent it, not a tool. `_link` sets `parents`, the requests for which
+    it waits, as indices into all calls of the file, and the number of its `task`.
     """
 
     thread: str
@@ -72,8 +72,8 @@ class _Call:
 def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
     """WEKA, TURNS or MOONCAKE; None for other files.
 
-    `sample` are some lines, the first included: a file of MOONCAKE is known by its delays, and a first turn
-    may have none.
+    `sample` are some lines, the first included: a file of MOONCAKE is recognised by a delay, which the first
+    line may not have.
     """
     head = _object_of(first)
     turns = head.get("turns")
@@ -124,7 +124,7 @@ def _weka(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], int
         row = _object_of(line)
         if not isinstance(row.get("requests"), list):
             raise TraceError(f"{where}: expected an object with a list of requests, found {show_value(row)}")
-        size = _read_number(row, "block_size", where, usual=WEKA_BLOCK)
+        size = _read_number(row, "block_size", where, default=WEKA_BLOCK)
         if size < 1 or size % 1:
             raise TraceError(f"{where}: block_size: expected a whole number >= 1, found {show_value(size)}")
         sizes.add(size)
@@ -135,14 +135,14 @@ def _weka(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call], int
         scope = "all" if row.get("hash_id_scope") == "global" else where
         calls = list(_weka_calls(row["requests"], "", 0.0, where))
         main_calls = [call for call in calls if not call.thread]
-        # If every request seems to be a user's, the file does not tell results of tools from texts of users.
+        # If all requests look like a user's, the file does not tell results of tools from texts of users.
         if all(call.begins_task for call in main_calls):
             for call in main_calls:
                 call.begins_task = False
         for call in calls:
             call.ids = [id_of.setdefault((scope, hash_id), len(id_of)) for hash_id in call.ids]
         if calls:
-            yield calls, int(min(sizes))
+            yield calls, int(size)
 
 
 def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) -> Iterator[_Call]:
@@ -153,11 +153,11 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
         entry = f"{where}: requests[{i}]"
         if not isinstance(row, dict):
             raise TraceError(f"{entry}: expected an object, found {show_value(row)}")
-        start_s = _read_number(row, "t", entry, usual=0.0)
+        start_s = _read_number(row, "t", entry, default=0.0)
         if isinstance(row.get("requests"), list):
             sub_requests = row["requests"]
             times_s = [
-                _read_number(request, "t", entry, usual=0.0)
+                _read_number(request, "t", entry, default=0.0)
                 for request in sub_requests
                 if isinstance(request, dict)
             ]
@@ -176,7 +176,7 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
         yield _Call(
             thread=thread,
             start_s=start_s,
-            end_s=start_s + _read_number(row, "api_time", entry, usual=0.0),
+            end_s=start_s + _read_number(row, "api_time", entry, default=0.0),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             ids=ids,
@@ -205,23 +205,25 @@ def _mooncake(lines: Iterable[tuple[str, bytes]]) -> Iterator[tuple[list[_Call],
         )
         if added_tokens < 1 or output_tokens < 1:  # Requests that failed have no tokens.
             continue
-        before = calls[-1] if calls else None
-        tokens_before = before.input_tokens + before.output_tokens if before else 0
+        previous = calls[-1] if calls else None
+        tokens_before = previous.input_tokens + previous.output_tokens if previous else 0
         tokens = added_tokens + tokens_before
-        ids = list(before.ids) if before else []
+        ids = list(previous.ids) if previous else []
         # The blocks of the last answer get ids by their session (`id(calls)`) and their place in the prompt.
-        if before:
+        if previous:
             blocks_before = tokens_before // MOONCAKE_BLOCK
             ids += [id_of.setdefault((id(calls), k), len(id_of)) for k in range(len(ids), blocks_before)]
         ids += [id_of.setdefault(hash_id, len(id_of)) for hash_id in _read_ids(row, where)]
-        delay_s = _read_number(row, "delay", where, usual=0.0) / 1000
+        delay_s = _read_number(row, "delay", where, default=0.0) / 1000
         # The file does not say how long answers took. So a request counts as ending when it starts, and a
         # turn starts a delay after the one before.
         start_s = (
-            before.end_s + delay_s if before else _read_number(row, "timestamp", where, usual=0.0) / 1000
+            previous.end_s + delay_s
+            if previous
+            else _read_number(row, "timestamp", where, default=0.0) / 1000
         )
         ids = ids[: -(-tokens // MOONCAKE_BLOCK)]  # The file may list more ids than its prompt has blocks.
-        think_s = delay_s if before else None
+        think_s = delay_s if previous else None
         calls.append(_Call("", start_s, start_s, tokens, output_tokens, ids, think_s))
     for calls in sessions.values():
         if calls:
@@ -291,8 +293,8 @@ def _turn_call(
     for start in range(len(ids) * block_bytes, len(prompt) - block_bytes + 1, block_bytes):
         key = (ids[-1] if ids else None, prompt[start : start + block_bytes])
         ids.append(id_of.setdefault(key, len(id_of)))
-    stamp_s = _read_number(turn, "timestamp", where, usual=0.0) / 1000
-    delay_s = _read_number(turn, "delay", where, usual=0.0) / 1000
+    stamp_s = _read_number(turn, "timestamp", where, default=0.0) / 1000
+    delay_s = _read_number(turn, "delay", where, default=0.0) / 1000
     # The delay of a first turn counts from 0, since there is no answer before it.
     start_s = max(stamp_s, before[-1].end_s + delay_s) if before else max(stamp_s, delay_s)
     tokens = max(-(-len(prompt) // BYTES_PER_TOKEN), 1)
@@ -318,11 +320,11 @@ def _turn_text(turn: object, where: str) -> bytes:
     return "\n".join(map(str, contents)).encode()
 
 
-def _read_number(row: Mapping[str, Any], key: str, where: str, *, usual: float | None = None) -> float:
-    """The number >= 0 at a key; `usual`, if there is one, where the key is missing or null."""
+def _read_number(row: Mapping[str, Any], key: str, where: str, *, default: float | None = None) -> float:
+    """The number >= 0 at a key. A missing key or null gives the `default`, and is refused without one."""
     value = row.get(key)
     if value is None:
-        value = usual
+        value = default
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MOST_NUMBER:
         raise TraceError(f"{where}: {key}: expected a number >= 0, found {show_value(value)}")
     return float(value)
@@ -374,8 +376,8 @@ def _starter_of(thread: str) -> str | None:
 
 
 def _to_trace(name: str, kind: str, calls: list[_Call], conversations: int, block_tokens: int) -> Trace:
-    """The calls as a trace. They arrive as if answers took no time. Parents stand before their children in
-    `calls`.
+    """The calls as a trace, with arrivals as if answers took no time. In `calls` parents stand before the
+    requests that wait for them.
     """
     arrivals_s: list[float] = []
     for call in calls:
@@ -390,7 +392,7 @@ def _to_trace(name: str, kind: str, calls: list[_Call], conversations: int, bloc
         [(row_of[i], row_of[k]) for i, call in enumerate(calls) for k in call.parents], np.int64
     ).reshape(-1, 2)
     # A file may list more ids than its prompt has blocks.
-    prompts = [calls[i].ids[: -(-calls[i].input_tokens // block_tokens)] for i in order.tolist()]
+    prompts = [calls[i].ids[: -(-calls[i].input_tokens // block_tokens)] for i in order.tolist()]  # By row.
     offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in prompts])))
     return Trace(
         name=name,

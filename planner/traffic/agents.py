@@ -12,9 +12,9 @@ done, so a slow fleet gets fewer requests and not a longer queue. Except for an 
 waits for an earlier request of the agent. Every prompt begins with the system prompt that all share; that of
 an agent, but not of a sub-agent, continues with one of several repositories.
 
-Each agent gets tasks until it would have worked for the duration if an output token took NOMINAL_TOKEN_S.
-Each has a separate stream of random numbers, so the first agents stay as they are if their number is raised.
-At time 0 each agent is at a random position in its first session, and all begin within the time of one turn.
+Each agent gets tasks for the whole duration, at NOMINAL_TOKEN_S per output token. Each agent has its own
+stream of random numbers, so the agents that exist already stay the same if more are added. At time 0 each
+agent is at a random position in its first session, and all begin within the time of one turn.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from planner.errors import InputError
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import MOST_MEAN_IDS, FloatArray, IntArray, Trace, index_ranges, sort_waits
 
-# Seconds per output token of a usual fleet; an agent gets as many tasks as it would do at this speed.
+# Seconds per output token of a usual fleet, by which the number of an agent's tasks is chosen.
 NOMINAL_TOKEN_S = 0.02
 # Blocks are made larger until all prompts together have at most this many ids, and the mean prompt at most
 # MOST_MEAN_IDS (trace.py).
@@ -56,9 +56,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class SubAgents:
-    """The sub-agents of a task: in the mean over all tasks `per_task` of them. A turn that starts any starts
-    `at_once` of them or a multiple of it, each with `turns` turns in the mean (geometric). The last turn of a
-    task, or its only one, starts none, so `Agents.turns` must be above 1.
+    """The sub-agents of a task: on average `per_task` of them. A turn that starts sub-agents starts `at_once`
+    of them, or a multiple; each has `turns` turns on average (geometric). The last turn of a task starts
+    none, so `Agents.turns` must be above 1.
     """
 
     per_task: float
@@ -68,14 +68,14 @@ class SubAgents:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """`count` agents that work at the same time. A task has `turns` turns in the mean, and a session `tasks`
+    """`count` agents that work at the same time. A task has `turns` turns on average, and a session `tasks`
     tasks (both geometric). `tool` is the time of the tools before each turn after a task's first, `idle` the
     pause before a task.
 
-    A session begins with `system_tokens` that all have, `repository_tokens` of one of `repositories` (the
-    k-th as often as k^-skew) and `start` tokens of its own. Before a turn that would not fit into
-    `most_tokens` the context is compacted: a new session begins, which shares only the system prompt and the
-    repository with the old one.
+    A session begins with `system_tokens` that all sessions share, `repository_tokens` of one of the
+    `repositories` (the k-th in proportion to k^-skew) and `start` tokens of its own. Before a turn that would
+    not fit into `most_tokens` the context is compacted: a new session begins, which shares only the system
+    prompt and the repository with the old one.
     """
 
     count: int
@@ -97,13 +97,13 @@ class Agents:
         sub_agents_s = 0.0
         if (sub := self.sub_agents) is not None:
             # Sub-agents that a turn starts together run at the same time, so their times count once.
-            turns_that_send = sub.per_task / sub.at_once
-            sub_agents_s = turns_that_send * sub.turns * (turn_s + self.tool.mean_s)
+            groups = sub.per_task / sub.at_once
+            sub_agents_s = groups * sub.turns * (turn_s + self.tool.mean_s)
         tools_s = (self.turns - 1) * self.tool.mean_s
         return self.turns * turn_s + tools_s + sub_agents_s + self.idle.mean_s
 
     def task_requests(self) -> float:
-        """Requests of a task in the mean, with `per_task` sub-agents."""
+        """The mean number of requests of a task, with those of its sub-agents."""
         sub = self.sub_agents
         return self.turns + (0.0 if sub is None else sub.per_task * sub.turns)
 
@@ -111,8 +111,8 @@ class Agents:
 @dataclass(slots=True)
 class _DrawnRequests:
     """Requests as they are drawn, agent by agent. A request arrives some time after all of its `parents`,
-    which are before it in the lists, have been answered. One without parents is an agent's first, and
-    `first_s` has its index and when it arrives.
+    which are before it in the lists, have been answered. A request without parents is the first of an agent;
+    `first_s` has its index and arrival [s].
     """
 
     # (input tokens, output tokens, session, repository, task, seconds after the parents) of each request.
@@ -148,8 +148,8 @@ class _Agent:
         self.context_tokens = 0  # Tokens of prompts and answers in the session so far.
 
     def draw_tasks(self, duration_s: float, sessions: int, tasks: int) -> tuple[int, int]:
-        """Draw tasks until `duration_s` is over. `sessions` and `tasks` are the first free numbers of
-        sessions and tasks; returns those that are free afterwards.
+        """Draw tasks until `duration_s` is over. `sessions` and `tasks` are the first unused numbers of
+        sessions and tasks; returns the first unused numbers afterwards.
         """
         rng, agents = self.rng, self.agents
         # The first session had this many tasks before time 0.
@@ -177,8 +177,8 @@ class _Agent:
         return self.shared_tokens + own_tokens
 
     def _past_tokens(self, tasks: int) -> int:
-        """Tokens that a session has from `tasks` tasks before time 0. They are cut to a random part of half
-        the room for contexts, so that the first turns fit.
+        """Tokens that a session has from `tasks` tasks before time 0: at most a random part of half of what
+        the context can hold beside its shared tokens, so that the first turns fit.
         """
         if not tasks:
             return 0
@@ -197,7 +197,7 @@ class _Agent:
         self, owner: tuple[int, int, int], pause_s: float, last: int, sessions: int
     ) -> tuple[float, int, int]:
         """Draw the requests of a task after the request `last`. Returns the nominal seconds of the task, its
-        last request and the next free session number.
+        last request and the next unused session number.
         """
         rng, agents = self.rng, self.agents
         turns = int(rng.geometric(1 / agents.turns))
@@ -209,7 +209,7 @@ class _Agent:
         parents: tuple[int, ...] = () if last < 0 else (last,)
         took_s, think_s = 0.0, pause_s
         for turn in range(turns):
-            # A context that has no room is compacted: the agent goes on in a new session.
+            # A context without room for this turn is compacted: the agent goes on in a new session.
             if self.context_tokens + inputs[turn] + outputs[turn] > agents.most_tokens:
                 self.context_tokens = self._first_context()
                 self.session, sessions = sessions, sessions + 1
@@ -218,7 +218,7 @@ class _Agent:
             parents, think_s = (last,), tools_s[turn]
             took_s += outputs[turn] * NOMINAL_TOKEN_S + (think_s if turn + 1 < turns else 0.0)
             if turn in groups_of_turn:
-                parents, longest_s = self._send_out(owner, last, sessions, groups_of_turn[turn])
+                parents, longest_s = self._draw_sub_agents(owner, last, sessions, groups_of_turn[turn])
                 sessions += len(parents)  # Each sub-agent has a session of its own.
                 took_s += longest_s
         return took_s, last, sessions
@@ -243,20 +243,21 @@ class _Agent:
         return self.drawn.add((prompt_tokens, output_tokens), owner, think_s, parents)
 
     def _groups_of_turn(self, turns: int) -> Counter[int]:
-        """The turns of a task that send out sub-agents, with how many groups of `at_once` each sends out."""
+        """The turns of a task that start sub-agents -> how many groups of `at_once` the turn starts."""
         sub = self.agents.sub_agents
-        # The last turn, or the only one, sends nobody out, since no turn would wait for its sub-agents.
+        # The last turn, or the only one, starts none, since no turn would wait for its sub-agents.
         if sub is None or turns < 2:
             return Counter()
-        share_of_tasks = 1 - 1 / self.agents.turns  # This share of all tasks has two turns or more.
-        draws = int(self.rng.poisson(sub.per_task / sub.at_once / share_of_tasks))
-        return Counter(self.rng.integers(0, turns - 1, draws).tolist()) if draws else Counter()
+        # Only tasks of two turns or more start groups, so these start more than the mean of all tasks.
+        long_tasks_frac = 1 - 1 / self.agents.turns
+        groups = int(self.rng.poisson(sub.per_task / sub.at_once / long_tasks_frac))
+        return Counter(self.rng.integers(0, turns - 1, groups).tolist()) if groups else Counter()
 
-    def _send_out(
-        self, owner: tuple[int, int, int], sender: int, sessions: int, groups: int
+    def _draw_sub_agents(
+        self, owner: tuple[int, int, int], starter: int, sessions: int, groups: int
     ) -> tuple[tuple[int, ...], float]:
-        """Draw a turn's sub-agents, `groups` times `at_once` of them. Returns the last request of each, and
-        nominal seconds of the longest.
+        """Draw the sub-agents that the request `starter` starts, `groups` times `at_once` of them. Returns
+        the last request of each, and the nominal seconds of the longest.
         """
         sub, rng = self.agents.sub_agents, self.rng
         assert sub is not None
@@ -267,7 +268,7 @@ class _Agent:
             inputs, outputs = self._draw_lengths(self.input, turns), self._draw_lengths(self.output, turns)
             tools_s = self.agents.tool.draw(rng, turns)
             tools_s[0] = 0.0  # A sub-agent begins at once.
-            self.context_tokens, last = self.agents.system_tokens, sender
+            self.context_tokens, last = self.agents.system_tokens, starter
             for input_tokens, output_tokens, think_s in zip(
                 inputs.tolist(), outputs.tolist(), tools_s.tolist(), strict=True
             ):
@@ -275,7 +276,7 @@ class _Agent:
                 last = self._add_turn(input_tokens, output_tokens, sub_owner, think_s, (last,))
             ends.append(last)
             longest_s = max(longest_s, float(outputs.sum()) * NOMINAL_TOKEN_S + float(tools_s.sum()))
-        # The sub-agents' answers are part of what the next turn adds.
+        # The context does not grow by the sub-agents' answers here: they are part of the next turn's input.
         self.context_tokens = task_context_tokens
         return tuple(ends), longest_s
 
@@ -283,9 +284,9 @@ class _Agent:
 def draw_agents(
     agents: Agents, lengths: tuple[Lengths, Lengths], duration_s: float, *, seed: int, name: str
 ) -> Trace:
-    """The requests of all agents; `lengths` are those of the tokens that a turn adds, and of its answer.
+    """The requests of all agents; `lengths` are of the tokens that a turn adds, and of its answer.
 
-    Raises InputError where the system prompt and the repository have no room in `most_tokens`.
+    Raises InputError if the system prompt and the repository do not fit into `most_tokens`.
     """
     if agents.system_tokens + agents.repository_tokens >= agents.most_tokens:
         raise InputError(
@@ -318,10 +319,10 @@ def _to_trace(requests: _DrawnRequests, agents: Agents, name: str) -> Trace:
     arrival_s = np.array(_after_parents(arrivals_s.tolist(), think_s.tolist(), requests.parents))
     # Requests at the same time keep the order in which they were drawn: parents before those that wait.
     order = np.lexsort((np.arange(n), arrival_s))
-    place = np.empty(n, np.int64)  # The number in the trace of each drawn request.
-    place[order] = np.arange(n)
-    waiting = np.repeat(place, [len(parents) for parents in requests.parents])
-    waits = np.column_stack((waiting, place[list(itertools.chain.from_iterable(requests.parents))]))
+    row_of = np.empty(n, np.int64)  # The number in the trace of each drawn request.
+    row_of[order] = np.arange(n)
+    waiting = np.repeat(row_of, [len(parents) for parents in requests.parents])
+    waits = np.column_stack((waiting, row_of[list(itertools.chain.from_iterable(requests.parents))]))
     inputs, outputs, session, repository, task = (column[order] for column in whole_columns)
     offsets, ids, block_tokens = _prompt_blocks(inputs, session, repository, agents)
     return Trace(
@@ -341,9 +342,9 @@ def _to_trace(requests: _DrawnRequests, agents: Agents, name: str) -> Trace:
 def _after_parents(
     arrivals_s: list[float], think_s: list[float], parents_of: list[tuple[int, ...]]
 ) -> list[float]:
-    """The list `arrivals_s`, in which the arrivals of requests that have parents are filled in."""
+    """`arrivals_s` with the arrivals of all requests that have parents filled in, in place."""
     for i, parents in enumerate(parents_of):
-        if len(parents) == 1:  # By far the most, and a maximum takes several times as long.
+        if len(parents) == 1:  # By far the most common case; `max` would take several times as long.
             arrivals_s[i] = arrivals_s[parents[0]] + think_s[i]
         elif parents:
             arrivals_s[i] = max(arrivals_s[parent] for parent in parents) + think_s[i]
@@ -366,7 +367,7 @@ def _prompt_blocks(
     system_blocks = np.minimum(blocks, agents.system_tokens // block_tokens)
     shared_tokens = agents.system_tokens + agents.repository_tokens
     shared_blocks = np.minimum(blocks, shared_tokens // block_tokens)
-    # A repository of -1 is none: all that follows the system prompt is the session's.
+    # With repository -1 (none), all blocks after those of the system prompt are the session's.
     shared_blocks = np.where(repository >= 0, shared_blocks, system_blocks)
     # Owner 0 is the system prompt, 1 to `repositories` are repositories, larger numbers are sessions. Columns
     # are the three parts of a prompt: its blocks of the system prompt, of a repository, and of its session.

@@ -164,6 +164,6 @@ def _nearest_miss_text(selector: Selector, trace: Trace) -> str:
 
 
 def _first_text(trace: Trace, index: int) -> str:
-    """The prompt length and tenant of the request at `index`, the first of those that an error is about."""
+    """The prompt length and tenant of the request at `index`, as an example in an error."""
     tenant = f", of tenant {show_value(trace.tenants[int(trace.tenant[index])])}" if trace.tenants else ""
     return f" (the first: {int(trace.input_tokens[index]):,} tokens{tenant})"

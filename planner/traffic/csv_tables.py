@@ -23,7 +23,7 @@ from planner.files.document_values import show_value
 def read_columns(
     path: Path,
     stream: io.BufferedReader,
-    at: int,
+    header_line: int,
     names: Sequence[str],
     wanted: Collection[str],
     figures: Collection[str],
@@ -31,21 +31,23 @@ def read_columns(
     as_text: Collection[str] = (),
     doubts: list[str] | None = None,
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
-    """Yield the rows below the header, which is line `at` of the file: blocks of lines, each with its columns
-    `wanted` by name. `names` are all columns of the header.
+    """Yield the rows below the header, which is line `header_line` of the file: blocks of lines, each with
+    its columns `wanted` by name. `names` are all columns of the header.
 
-    `figures` are those columns of `wanted` that hold numbers or dates; by these csv_lines.py recognises a
-    line that is only a part of a row. Columns in `as_text` are read as text. A list `doubts` gets at most one
-    sentence, on the first figure with an exponent (1e3) in a column where at most half of the figures of a
-    block have one. Raises TraceError, with the numbers of lines that are not rows of such a table.
+    `figures` are the columns of `wanted` with numbers or dates, by which csv_lines.py recognises a line that
+    is only a part of a row. Columns in `as_text` are read as text. A list `doubts` gets at most one sentence,
+    on the first figure with an exponent (1e3) in a column where at most half of the figures of a block have
+    one. Raises TraceError with the numbers of lines that are not rows of such a table.
     """
-    # These headings replace those of the file, which need not be unique. The last one is for fields beyond
-    # the header.
+    # These headings replace those of the file, which may repeat. The last one catches fields beyond the
+    # header.
     headings = [f"c{i}" for i in range(len(names) + 1)]
     heading_of = {name: headings[names.index(name)] for name in wanted}
     figure_places = [names.index(name) for name in figures]
     header = ",".join(headings).encode() + b"\n"
-    for block in csv_lines.read_blocks(path, stream, at + 1, columns=names, number_columns=figure_places):
+    for block in csv_lines.read_blocks(
+        path, stream, header_line + 1, columns=names, number_columns=figure_places
+    ):
         lines = block.starts
         try:
             table = pd.read_csv(
@@ -88,8 +90,8 @@ def _exponent_doubts(
     path: Path, block: csv_lines.Block, figures: Sequence[tuple[str, pd.Series[Any], int]]
 ) -> list[str]:
     """A list with a sentence on the first figure with an exponent, in a column where at most half of the
-    figures of this block have one; empty if there is none. Spreadsheets write long numbers with exponents,
-    and lose digits. `figures` has (name, column, index of the column).
+    figures of this block have one; else empty. Spreadsheets write long numbers with exponents, and lose
+    digits. `figures` has (name, column, index of the column).
     """
     if not _SOME_EXPONENT.search(block.text):  # Most blocks end here, quickly.
         return []
@@ -165,11 +167,11 @@ _GROUPED = re.compile(rf"[1-9]\d{{0,2}}(?:[{_SEPARATORS}]\d{{3}})+")
 
 
 def without_thousands(cells: Sequence[str]) -> list[str] | None:
-    """A column of whole numbers without its separators of thousands; None if it has none, or if what it has
-    may be something else.
+    """A column of whole numbers without its separators of thousands; None if it has none, or if they may be
+    something else.
 
-    Signs count as separators if every number above 999 has them, all numbers have the same sign, and some
-    number is not like 2.000, which could be the whole number two.
+    A sign is a separator if every number above 999 has it, no number has another sign, and some number is
+    not like 2.000, which could be the whole number two.
     """
     grouped = [cell for cell in cells if _GROUPED.fullmatch(cell)]
     signs = {sign for cell in grouped for sign in cell if not sign.isdecimal()}

@@ -1,4 +1,4 @@
-"""Traffic that nobody has recorded: a description, and requests drawn from it.
+"""Traffic without a trace: a description, and requests drawn from it.
 
     description = Description(rate_rps=(30.0,), duration_s=900.0, input=Lognormal(1500, 1.0), output=...)
     draw_requests(description, seed=0)
@@ -58,9 +58,9 @@ MOST_BURST_CELLS = 400_000  # Bursts of the sum have finer cells, at most this m
 CELLS_PER_WINDOW = 6
 # The sigmas are corrected in FIT_ROUNDS rounds; each measures a rate that is drawn on FIT_CELLS cells.
 FIT_ROUNDS, FIT_CELLS = 6, 400_000
-LEAST_VARIANCE = 1e-6  # A factor whose variance is not above this is left out.
-# Sessions are drawn from a time before 0 on, WARM_SESSIONS mean session lengths but at most LONGEST_WARM_S,
-# so that as many are under way at time 0 as later: few sessions last longer than five of the mean.
+LEAST_VARIANCE = 1e-6  # Factors with at most this variance are left out.
+# Sessions begin to be drawn WARM_SESSIONS mean session lengths before time 0, but at most LONGEST_WARM_S, so
+# that as many are under way at time 0 as later: few sessions last longer than five times the mean.
 WARM_SESSIONS, LONGEST_WARM_S = 5.0, DAY_S
 # Without a duration traffic lasts about USUAL_REQUESTS at its busiest rate, within these two bounds.
 USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
@@ -77,8 +77,8 @@ BoolArray = npt.NDArray[np.bool_]
 class Clients:
     """The k-th of `count` clients sends a share of the requests in proportion to k^-skew.
 
-    Gaps between the requests of a client have the coefficient of variation `gap_cv`. The share
-    `lengths_frac` of the variance of lengths is between the means of clients, the rest within each client.
+    Gaps between the requests of a client have the coefficient of variation `gap_cv`. `lengths_frac` is the
+    share of the variance of lengths that lies between the means of clients.
     """
 
     count: int = 100
@@ -106,7 +106,7 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """A prompt begins with one of `count` texts of `tokens` tokens, the k-th with a frequency of k^-skew."""
+    """A prompt begins with one of `count` texts of `tokens` tokens, the k-th in proportion to k^-skew."""
 
     tokens: int
     count: int = 1
@@ -115,8 +115,8 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class WrittenDescription:
-    """What the files of a plan keep of the description that its requests were drawn from: how many agents
-    work at once, None if the traffic is not of agents.
+    """The part of a description that the files of a plan keep: how many agents work at once, None if the
+    traffic is not of agents.
     """
 
     agent_count: int | None
@@ -138,8 +138,8 @@ class Description:
 
     `name` is the trace's name, `basis` the assumptions that its notes list.
 
-    `has_usual_duration`: at another rate the duration is the usual one of that rate (usual_duration_s). It is
-    set where the rate is sought and no duration was asked for.
+    `has_usual_duration`: at another rate the duration is the usual one of that rate (usual_duration_s). This
+    is set with objective throughput if the question names no duration.
 
     `by_tenant` has tenants whose requests differ in kind: names, each with a description of its own. Each
     tenant is drawn by itself, at `growth` times its rate. Then `rate_rps` is the sum of their rates,
@@ -209,7 +209,7 @@ class Description:
     def from_s(self) -> float:
         """When the part of the curve that is drawn begins, in seconds from the start of the curve.
 
-        Of a longer curve it is the part of `duration_s` with the most requests that begins with an interval.
+        If the curve is longer than `duration_s`, its busiest part that begins with an interval is drawn.
         """
         intervals = len(self.rate_rps)
         drawn = math.ceil(self.duration_s / self.every_s - ROUNDING)  # The number of intervals to draw.
@@ -223,8 +223,8 @@ class Description:
 def fit_context(description: Description, most_tokens: int) -> Description:
     """The same traffic for an LLM that accepts `most_tokens`.
 
-    Agents compact their contexts and sessions end before they exceed that. Other requests are cut rather than
-    refused: if only a mean length was given, the longest requests come from a tail that we assumed.
+    Agents compact their contexts, and sessions end, before they exceed that. Other requests are cut rather
+    than refused: if only a mean length is given, the longest requests come from an assumed distribution.
     """
     sessions, agents, basis = description.sessions, description.agents, description.basis
     if sessions is not None and sessions.most_tokens > most_tokens:
@@ -252,8 +252,8 @@ def check_rate(rate_rps: float) -> None:
 def check_description(description: Description) -> None:
     """Raise InputError for too few or too many requests, or for Fano factors that no bursts can have.
 
-    No bursts can have a Fano factor below that of the gaps alone. The rate fixes the count in each interval
-    of a curve, and with a constant rate in the duration, so windows may be at most half as long as that.
+    No bursts can have a Fano factor below that of the gaps alone. The rate fixes the count of each interval
+    of a curve (with a constant rate: of the whole duration), so windows may be at most half as long.
     """
     requests = description.mean_rps * description.duration_s
     if not LEAST_DRAWN <= requests <= MOST_DRAWN:
@@ -282,7 +282,7 @@ def check_description(description: Description) -> None:
 
 
 def usual_duration_s(rate_rps: float) -> float:
-    """How long traffic of this rate [requests/s] lasts if no duration is asked for [s]."""
+    """How long traffic of this rate [requests/s] lasts if the question names no duration [s]."""
     return math.ceil(min(max(USUAL_REQUESTS / rate_rps, USUAL_LEAST_S), USUAL_MOST_S))
 
 
@@ -305,20 +305,20 @@ def _draw_tenants(description: Description, seed: int) -> Trace:
         _draw_clients(each.at_rate(each.mean_rps * description.growth), tenant_seed)
         for (_, each), tenant_seed in zip(description.by_tenant, seeds, strict=True)
     ]
-    arrival_s = np.concatenate([part.arrival_s for part in drawn])
+    arrival_s = np.concatenate([tenant_trace.arrival_s for tenant_trace in drawn])
     order = np.argsort(arrival_s, kind="stable")
     return Trace(
         name=description.name,
         arrival_s=arrival_s[order],
-        input_tokens=np.concatenate([part.input_tokens for part in drawn])[order],
-        output_tokens=np.concatenate([part.output_tokens for part in drawn])[order],
-        tenant=np.repeat(np.arange(len(drawn)), [len(part) for part in drawn])[order],
+        input_tokens=np.concatenate([tenant_trace.input_tokens for tenant_trace in drawn])[order],
+        output_tokens=np.concatenate([tenant_trace.output_tokens for tenant_trace in drawn])[order],
+        tenant=np.repeat(np.arange(len(drawn)), [len(tenant_trace) for tenant_trace in drawn])[order],
         tenants=tuple(name for name, _ in description.by_tenant),
         notes=(f"drawn from a description, seed {seed}", *description.basis),
         warnings=tuple(
             f"{name}: {line}"
-            for (name, _), part in zip(description.by_tenant, drawn, strict=True)
-            for line in part.warnings
+            for (name, _), tenant_trace in zip(description.by_tenant, drawn, strict=True)
+            for line in tenant_trace.warnings
         ),
         drawn_from=description,
     )
@@ -347,7 +347,7 @@ def _draw_clients(description: Description, seed: int) -> Trace:
         # The prompt of a turn is the whole conversation before it, and the shared text once.
         inputs = _context_tokens(added, outputs, session, turn) + shared
         fits = inputs + outputs <= description.sessions.most_tokens
-        # A session ends before its first turn that is too long, so later turns go with it.
+        # A session ends before its first turn that is too long, so later turns are dropped too.
         fits &= ~_is_from_long_turn(fits, session)
     else:
         fits = np.ones(len(at_s), dtype=bool)
@@ -400,9 +400,9 @@ def _cut_to_fit(
 def _draw_agents(description: Description, agents: Agents, seed: int) -> Trace:
     """Draw the requests of all agents. With growth their number is rounded to a whole one."""
     count = max(round(agents.count * description.growth), 1)
-    at_work = replace(agents, count=count)
+    grown = replace(agents, count=count)
     lengths = description.input, description.output
-    drawn = draw_agents(at_work, lengths, description.duration_s, seed=seed, name=description.name)
+    drawn = draw_agents(grown, lengths, description.duration_s, seed=seed, name=description.name)
     note = (
         f"{count} agents at once, drawn with seed {seed}: {int(drawn.task.max()) + 1} tasks of "
         f"{len(drawn)} requests, in blocks of {drawn.prefix_block_tokens} tokens"
@@ -415,7 +415,7 @@ def _draw_agents(description: Description, agents: Agents, seed: int) -> Trace:
 
 def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
     """When requests or sessions begin (n,), unordered and some before time 0, and their clients (n,)."""
-    # What is drawn here are starts of sessions, of `per_start` requests each, or single requests.
+    # Each arrival drawn here starts a session of `per_start` requests, or is a single request.
     warm_s, per_start = 0.0, 1.0
     if (sessions := description.sessions) is not None:
         warm_s = min(WARM_SESSIONS * sessions.turns * sessions.think_s, LONGEST_WARM_S)
@@ -452,8 +452,8 @@ def _cell_count(length_s: float, cell_s: float, most: int) -> int:
 def _curve_corrections(
     factor: FloatArray, expected: FloatArray, description: Description, edges_s: FloatArray
 ) -> FloatArray:
-    """Factors (cells,) on `expected * factor` with which each interval of the curve expects as many requests
-    as `expected` alone says; with a constant rate one factor for the whole duration.
+    """(cells,): what to multiply `expected * factor` by, so that each interval of the curve expects as many
+    requests as with `expected` alone; with a constant rate one number for the whole duration.
     """
     if not description.is_curve:
         return np.full(len(expected), expected.sum() / (expected * factor).sum())
@@ -490,35 +490,37 @@ def _gamma_arrivals(
     time.
     """
     # Requests expected until each edge of the cells, by row: (rows, cells + 1).
-    until = np.concatenate((np.zeros((len(expected), 1)), np.cumsum(expected, axis=1)), axis=1)
-    ends = until[:, -1]
+    expected_until = np.concatenate((np.zeros((len(expected), 1)), np.cumsum(expected, axis=1)), axis=1)
+    ends = expected_until[:, -1]
     # Each process begins this many mean gaps before 0 (set by hand): long enough that 0 falls into a gap like
     # any other.
-    before = 10 * max(cv, cv**2)
-    span = ends + before
-    # More gaps than are expected are drawn, by six standard deviations and some for short spans, so that they
-    # do not run out.
+    lead = 10 * max(cv, cv**2)
+    span = ends + lead
+    # So many gaps that they do not run out: six standard deviations above the expected number, and some more
+    # for short spans.
     counts = np.ceil(span + 6 * cv * np.sqrt(span) + 6 * cv**2 + 10).astype(np.int64)
     row = np.repeat(np.arange(len(expected)), counts)
     total = int(counts.sum())
     gaps = np.ones(total) if cv == 0 else rng.gamma(cv**-2, cv**2, total)
     first = np.cumsum(counts) - counts
-    # Processes begin at random places within their first gap, so that they do not begin together.
+    # Each process begins at a random point of its first gap, so that they do not begin together.
     gaps[first] *= rng.uniform(size=len(expected))
     times = np.cumsum(gaps)
     # The sum runs over all rows, so each row subtracts the sum of the rows before it.
-    times -= np.repeat(times[first] - gaps[first], counts) + before
+    times -= np.repeat(times[first] - gaps[first], counts) + lead
     inside = (times >= 0) & (times < ends[row])
     times, row = times[inside], row[inside]
     # The rows are laid one behind the other on one axis, so that one lookup finds the cells of all.
     row_start = np.concatenate(([0.0], np.cumsum(ends)))[:-1]
-    all_edges = (until + row_start[:, None]).ravel()
+    all_edges = (expected_until + row_start[:, None]).ravel()
     edge_before = np.searchsorted(all_edges, times + row_start[row], side="right") - 1
     # Rounding may find an edge of a neighbouring row, hence the clip.
-    cell = np.clip(edge_before - row * until.shape[1], 0, expected.shape[1] - 1)
+    cell = np.clip(edge_before - row * expected_until.shape[1], 0, expected.shape[1] - 1)
     in_cell = expected[row, cell]
-    part = np.divide(times - until[row, cell], in_cell, out=np.zeros(len(times)), where=in_cell > 0)
-    return edges_s[cell] + np.clip(part, 0.0, 1.0) * (edges_s[1] - edges_s[0]), row
+    cell_frac = np.divide(
+        times - expected_until[row, cell], in_cell, out=np.zeros(len(times)), where=in_cell > 0
+    )
+    return edges_s[cell] + np.clip(cell_frac, 0.0, 1.0) * (edges_s[1] - edges_s[0]), row
 
 
 def _client_of_requests(
@@ -573,8 +575,8 @@ def _fit_scales(
 ) -> list[tuple[float, float]]:
     """The scales and variances of `time_scales`, fitted to the formula of v(T); `squared_cv` is cv^2.
 
-    `_curve_corrections` fixes the requests of each interval, `evened_s` long, which takes away some variance.
-    So the target of the fit is raised until a rate that was drawn and corrected has the variances of `fano`.
+    `_curve_corrections` fixes the requests of each interval of `evened_s`, which takes away some variance. So
+    the target of the fit is raised until a rate that was drawn and corrected has the variances of `fano`.
     """
     windows_s = np.array([window_s for window_s, _ in fano])
     fano_variances = np.array([max(value - squared_cv, 0.0) for _, value in fano]) / (rate_rps * windows_s)
@@ -604,7 +606,7 @@ def _fit_variances(target_variances: FloatArray, windows_s: FloatArray, taus_s: 
     # v(T) is an integral over lags, here over 100 intervals, a number set by hand.
     lags = [np.linspace(0.0, window_s, 101) for window_s in windows_s]
     triangles = [np.maximum(0.0, 1 - lag[:, None] / taus_s) for lag in lags]
-    # Errors are relative to the target, or to a thousandth of the largest target where that is more.
+    # Errors are relative to the target, or to a thousandth of the largest target if that is more.
     weight = 1 / np.maximum(target_variances, 1e-3 * target_variances.max())
 
     def residuals(sigma: FloatArray) -> FloatArray:
@@ -667,7 +669,9 @@ def _draw_turns(
 
 
 def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn: IntArray) -> IntArray:
-    """(n,): the prompt of each turn: earlier prompts and answers, and what it adds. Sessions are adjacent."""
+    """(n,): the prompt of each turn: earlier prompts and answers, and what it adds. The rows of a session are
+    adjacent.
+    """
     # The sum runs over all sessions, so each session subtracts the sum of those before it.
     tokens_so_far = np.cumsum(added + outputs)
     first = np.flatnonzero(turn == 0)
@@ -676,7 +680,9 @@ def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn:
 
 
 def _is_from_long_turn(fits: BoolArray, session: IntArray) -> BoolArray:
-    """(n,): whether the turn, or an earlier one of its session, does not fit. Sessions' rows are adjacent."""
+    """(n,): whether the turn, or an earlier one of its session, does not fit. The rows of a session are
+    adjacent.
+    """
     # The count runs over all sessions, so each session subtracts the count of those before it. Sessions are
     # numbered one by one from `session[0]`.
     too_long = np.cumsum(~fits)
@@ -689,10 +695,10 @@ def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArr
     """Rows (request, parent): each kept turn waits for the one before it, if that is kept too."""
     if not turn.any():
         return no_edges()
-    place = np.full(len(session), -1)  # Position among the kept turns; -1 for others.
-    place[keep] = np.arange(len(keep))
+    row_of = np.full(len(session), -1)  # Position among the kept turns; -1 for others.
+    row_of[keep] = np.arange(len(keep))
     child = np.flatnonzero(turn > 0)
-    edges = np.column_stack((place[child], place[child - 1]))
+    edges = np.column_stack((row_of[child], row_of[child - 1]))
     edges = edges[(edges >= 0).all(axis=1)]
     return sort_waits(edges)
 
@@ -741,7 +747,7 @@ def _draw_lengths(
 
 def _to_normal(scores: FloatArray) -> FloatArray:
     """Scores (n,) of the same ranks that are standard normal as a whole. Scores that differ by client are
-    normal only if each client sends exactly its share, which it does not, as clients' rates move.
+    normal only if each client sends exactly its share, but the rates of clients move.
     """
     from scipy.special import ndtri
 

@@ -51,7 +51,7 @@ def described_of(trace: Trace) -> Description:
         duration_s = _rounded(trace.duration_s * (1 + 1e-5), 6)
     curve_rps, every_s = _rate_curve(trace, duration_s)
     session_of = session_numbers(trace) if trace.after.size else None  # (n,) by request.
-    # Only the first request of a session arrives by itself; the others follow it.
+    # The rate is one of session starts: later requests of a session follow from its first.
     starts = trace if session_of is None else trace.select(first_rows(session_of))
     fano = _fano_factors(starts, every_s, duration_s)
     # In sessions a prompt shares the conversation before it. Other shared texts are not described then.
@@ -82,7 +82,7 @@ def described_of(trace: Trace) -> Description:
 
 
 def _rounded(value: float, digits: int) -> float:
-    """The value to this many significant digits, as the document shows it."""
+    """The value with this many significant digits, as it is written."""
     return float(f"{value:.{digits}g}")
 
 
@@ -182,7 +182,8 @@ def _length_drift(
     """How lengths change over time: the mean normal score of the ranks by length, per interval of the rate
     curve.
 
-    0 is an interval whose requests are as long as all requests. Empty if the curve has one interval.
+    0 stands for an interval whose requests are as long as those of the whole trace. Empty if the curve has
+    one interval.
     """
     from scipy.special import ndtri
 
@@ -203,7 +204,7 @@ def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> C
     `same_client`. In described.py a client's rate is a product of independent factors with mean 1, one for
     each time scale of CLIENT_RATE_S, whose mean square is 1 + CLIENT_RATE_VAR. That adds
     `same_client * rate_excess` to the probability. Requests of one client correlate in length by the share of
-    the variance, so the share is the correlation in a window of the trace, divided by what is added.
+    the variance, so the share is the correlation in a window of the trace, divided by that product.
     """
     usual = Clients()  # A trace that names no tenants has this number of clients, and this skew.
     count, skew = usual.count, usual.skew

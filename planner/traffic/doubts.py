@@ -9,14 +9,14 @@ import numpy as np
 from planner.traffic.trace import FloatArray
 from planner.units import DAY_S, HOUR_S, show_digits, show_s
 
-# The fewest requests of a trace for a warning about a long gap; and about a very long gap, or a time that
-# steps back.
-FEWEST_JUDGED, FEWEST_REQUESTS = 20, 5
-LONG_GAP_S, VERY_LONG_GAP_S = HOUR_S, 60.0  # A gap of at most this length is not called long, or very long.
+FEWEST_JUDGED = 20  # The fewest requests of a trace for a warning about a long gap.
+FEWEST_REQUESTS = 5  # The fewest for a warning about a very long gap, or about a time that steps back.
+LONG_GAP_S, VERY_LONG_GAP_S = HOUR_S, 60.0  # A gap must be longer than this to be called long, or very long.
 # A very long gap is more than this many times as long as all others together. By chance one in 300 traces of
 # 5 requests has one.
 VERY_LONG_FACTOR = 10.0
-LONGEST_OTHER_GAP_S = 600.0  # Beside an hour in which nothing arrives, which a change of clocks may explain.
+# An hour in which nothing arrives is taken for a change of clocks only if no other gap is longer than this.
+LONGEST_OTHER_GAP_S = 600.0
 # With fewer requests/s a warning asks whether the clock counts a finer unit than it was read with. The first
 # limit is for clocks with whole seconds only, the second for all others.
 SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05
@@ -37,8 +37,8 @@ UNITS = {
 
 
 def long_gap_warnings(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
-    """A warning about a gap between two arrivals that is longer than all others together, in a trace of few
-    requests ten times as long: a time may be wrong, or two logs may have been joined.
+    """A warning about a gap between two arrivals that is longer than all others together; in a trace of few
+    requests, VERY_LONG_FACTOR times as long. A time may be wrong, or two logs may have been joined.
     """
     if len(arrival_s) < FEWEST_REQUESTS:
         return ()
@@ -70,13 +70,13 @@ def clock_change_warnings(name: str, clock: str, at_s: FloatArray) -> tuple[str,
         return ()
     gaps_s, hours = np.diff(at_s), np.floor(at_s / HOUR_S)
     back = np.flatnonzero(gaps_s <= -HOUR_S / 2)
-    longest, longest_s = int(gaps_s.argmax()), np.sort(gaps_s)[-2:]
+    longest, two_longest_s = int(gaps_s.argmax()), np.sort(gaps_s)[-2:]
     if len(back) == 1 and hours[back[0]] == hours[back[0] + 1]:
         row, change = int(back[0]), "step back"
     elif (
         hours[longest + 1] - hours[longest] == 2
-        and longest_s[1] <= HOUR_S + LONGEST_OTHER_GAP_S
-        and longest_s[0] <= LONGEST_OTHER_GAP_S
+        and two_longest_s[1] <= HOUR_S + LONGEST_OTHER_GAP_S
+        and two_longest_s[0] <= LONGEST_OTHER_GAP_S
     ):
         row, change = longest, "skip an hour"
     else:
@@ -104,20 +104,20 @@ def clock_unit_warnings(
     is_whole = bool((stamps == np.floor(stamps)).all())
     # The product `arrival_s * per_s` has rounding errors, so whole milliseconds may be a little off.
     is_nearly_whole = bool((np.abs(stamps - np.rint(stamps)) < ROUNDED_TICKS).all())
-    reads_s, reads_ms = per_s == UNITS["s"][1], per_s == UNITS["ms"][1]
-    if reads_s and rate_rps > FAST_OF_DAYS_RPS:
+    is_read_in_s, is_read_in_ms = per_s == UNITS["s"][1], per_s == UNITS["ms"][1]
+    if is_read_in_s and rate_rps > FAST_OF_DAYS_RPS:
         return (
             f"{name}: column {clock} is read as seconds: {len(arrival_s)} requests in {show_s(span_s)}, "
             f"{show_digits(rate_rps, 4)} requests/s; if it counts days, as spreadsheets do, these are "
             f"{show_digits(rate_rps / DAY_S, 3)} requests/s: write seconds, {DAY_S:g} times as many",
         )
     others: tuple[str, ...]  # Units that may be meant instead.
-    if reads_s and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
+    if is_read_in_s and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
         read_as, others = "seconds", ("ms", "us", "ns")
     # A clock that counts milliseconds has whole ones; fractions mean that it counts seconds.
-    elif reads_ms and (rate_rps > FAST_RPS or not is_nearly_whole):
+    elif is_read_in_ms and (rate_rps > FAST_RPS or not is_nearly_whole):
         read_as, others = "milliseconds", ("s",)
-    elif reads_ms and rate_rps < SLOW_RPS:
+    elif is_read_in_ms and rate_rps < SLOW_RPS:
         read_as, others = "milliseconds", ("us", "ns")
     else:
         return ()
@@ -139,8 +139,8 @@ def clock_unit_warnings(
 
 
 def step_back_warnings(name: str, clock: str, ticks: FloatArray) -> tuple[str, ...]:
-    """A warning about rows that stand far from where their times belong: no reader needs rows in order, but a
-    time so far off may be wrong. `ticks` are the times in the order of the rows.
+    """A warning about rows far from where their times belong. Rows may be in any order, but a time so far off
+    may be wrong. `ticks` are the times in the order of the rows.
     """
     latest = np.maximum.accumulate(ticks)  # The latest time of each row and those before it.
     span = latest[-1] - ticks.min()

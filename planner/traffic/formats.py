@@ -1,7 +1,7 @@
 """Makes a Trace of the columns of a trace file.
 
-`TraceRows` recognises the format by the header, checks each column, and puts clock, lengths, names and
-prefixes together. trace_reading.py (files) and frames.py (tables in memory) give it the rows in blocks.
+`TraceRows` recognises the format by the header, checks each column, and combines clock, lengths, names and
+prefixes. trace_reading.py (files) and frames.py (tables in memory) give it the rows in blocks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ DATE_S = 1e8
 REPORTED_DROPPED_FRAC, MOST_DROPPED_FRAC = 0.01, 0.2
 NESTED = "hash_ids"  # In RAGPulse this column holds an object; its keys become columns of their own.
 
-# Why rows are left out, as warnings and errors say it.
+# The reasons for which rows are left out, in the words of warnings and errors.
 NO_OUTPUT = "no output tokens (failed request)"
 NO_INPUT = "no input tokens"
 BLANK = "no field (blank line)"
@@ -73,8 +73,8 @@ class TraceFormat:
     `clock` is the column of arrival times: dates, or numbers of which `ticks_per_s` make a second.
     `starts_at_zero`: time 0 is the first arrival; otherwise the clock's own zero is kept.
     `is_coarse`: the clock may give many requests one stamp, so arrivals may be spread between two stamps.
-    `block_tokens` are the tokens of a prefix block; 0 if ids are of texts of any length, whose lengths are in
-    files beside the trace (texts.py). `also` are other columns by which this format is recognised.
+    `block_tokens` are the tokens of a prefix block; 0 if an id stands for a text of any length, which files
+    beside the trace state (texts.py). `also` are other columns by which this format is recognised.
     """
 
     name: str
@@ -109,7 +109,7 @@ FORMATS = (
         block_tokens=0,
         also=("hash_ids.user_input",),
     ),
-    # Mooncake comes after two formats with its columns and more, since the first that fits is taken.
+    # The first format that fits is taken, so Mooncake comes after two formats that have its columns and more.
     TraceFormat("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
     TraceFormat("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
@@ -142,8 +142,8 @@ class TraceRows:
     ) -> None:
         """With `grows`, columns may begin in a later block of rows; the caller then calls `add_columns`.
 
-        `where` is the header's place, for errors. `counted` is what errors number: "line" for a file, "row"
-        for a table. `zone` is the time zone of dates that name none; by default they are taken as UTC.
+        `where` is the header's place, for errors. Errors number lines of a file or rows of a table: `counted`
+        is "line" or "row". `zone` is the time zone of dates that name none; by default they are UTC.
         """
         self.local = None if zone is None else LocalTimes(zone_of(zone))
         self.path, self.drop_invalid, self.grows, self.counted = path, drop_invalid, grows, counted
@@ -164,41 +164,45 @@ class TraceRows:
         self._seen: dict[str, str] = {}  # Equal names share one string in memory.
         self._index_columns(names, where)
         self.format = self._recognise_format(where)
-        self.clock, *self.counts = (self.known[name.lower()] for name in self.format.columns[:3])
+        self.clock, *self.counts = (self.name_by_lower[name.lower()] for name in self.format.columns[:3])
         self._choose_columns(where)
 
     def add_columns(self, names: dict[str, int]) -> None:
-        """Take columns that begin later (name -> first line); requests so far have no value in them."""
+        """Take all columns of the file again, after some began later (name -> first line). Requests read so
+        far have no value in the new ones.
+        """
         where = f"{self.path}, line {max(names.values())}"
         self._index_columns(list(names), where)
         self.format = self._recognise_format(where)
-        first = [self.known[name.lower()] for name in self.format.columns[:3]]
+        first = [self.name_by_lower[name.lower()] for name in self.format.columns[:3]]
         if late := [name for name in first if name not in (self.clock, *self.counts)]:
             where = f"{self.path}, line {names[late[0]]}"
             raise TraceError(f"{where}: column {late[0]} begins here; expected it in every line, or in none")
         self._choose_columns(where)
 
     def _index_columns(self, names: list[str], where: str) -> None:
-        """Set `known`: lower case -> the file's name. Raises TraceError for a name that is given twice."""
-        self.known = {name.strip().lower(): name for name in names}
-        if len(self.known) < len(names):
+        """Set `name_by_lower`: a column's name in lower case -> as the file spells it. Raises TraceError for
+        a name that is given twice.
+        """
+        self.name_by_lower = {name.strip().lower(): name for name in names}
+        if len(self.name_by_lower) < len(names):
             twice = Counter(name.strip().lower() for name in names).most_common(1)[0][0]
             raise TraceError(f"{where}: column {show_value(twice)} is given twice; keep one")
 
     def _choose_columns(self, where: str) -> None:
         """Find the optional columns; rows that were read before such a column began get empty values."""
-        self.tenant = self._one_of(_TENANT)
-        self.hash_ids = self._one_of(_PREFIX)
-        self.llm = self._one_of(("model",))
-        self.block = self._one_of(_BLOCK)
-        self.images = self._one_of(_IMAGES)
-        self.adapter = self._one_of(("adapter",))
-        self.task = self._one_of(_TASK)
-        self.after = self._one_of(_AFTER)
-        # A file that grows may name waits later, so their columns are kept from the start.
+        self.tenant = self._find_column(_TENANT)
+        self.hash_ids = self._find_column(_PREFIX)
+        self.llm = self._find_column(("model",))
+        self.block_size = self._find_column(_BLOCK)
+        self.images = self._find_column(_IMAGES)
+        self.adapter = self._find_column(("adapter",))
+        self.task = self._find_column(_TASK)
+        self.after = self._find_column(_AFTER)
+        # In a file that grows, waits may begin later, so the columns that they need are kept from the start.
         has_waits = bool(self.after) or self.grows
-        self.request_id = self._one_of(_REQUEST_ID) if has_waits else None
-        self.think = self._one_of(_THINK) if has_waits else None
+        self.request_id = self._find_column(_REQUEST_ID) if has_waits else None
+        self.think = self._find_column(_THINK) if has_waits else None
         if self.after and not self.request_id:
             raise TraceError(
                 f"{where}: column {self.after} names requests by their request_id, which is missing"
@@ -207,21 +211,21 @@ class TraceRows:
         read_columns = {self.clock, *self.counts, self.images}
         self.rivals = {  # Columns of lengths that are not read: by name, the column that is read instead.
             name: read
-            for name in self.known.values()
+            for name in self.name_by_lower.values()
             if name not in read_columns
             for role, read in zip(("input", "output"), self.counts, strict=True)
             if names_length(name, role)
         }
         optional = (
-            *(self.tenant, self.llm, self.adapter, self.task, self.block, self.images),
+            *(self.tenant, self.llm, self.adapter, self.task, self.block_size, self.images),
             *(self.request_id, self.think),
             *self.lists,
             *self.rivals,
         )
         # The columns that readers pass to `add_rows`; all others are not read.
         self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
-        rows = sum(map(len, self.ticks))  # Rows that were read before such a column began.
-        for name in (self.tenant, self.llm, self.adapter, self.task, self.block, self.request_id):
+        rows = sum(map(len, self.ticks))  # Rows so far, which get empty values in a column that begins now.
+        for name in (self.tenant, self.llm, self.adapter, self.task, self.block_size, self.request_id):
             if name is not None:
                 self.texts.setdefault(name, [""] * rows)
         if self.images is not None and not self.image_tokens:
@@ -235,26 +239,26 @@ class TraceRows:
 
     def _recognise_format(self, where: str) -> TraceFormat:
         """The first of FORMATS whose columns are all there; raises TraceError if there is none."""
-        missing = {f: [name for name in f.columns if name.lower() not in self.known] for f in FORMATS}
+        missing = {f: [name for name in f.columns if name.lower() not in self.name_by_lower] for f in FORMATS}
         closest = min(missing, key=lambda f: len(missing[f]))
         if lacks := missing[closest]:
-            column_names = ", ".join(map(show_value, list(self.known.values())[:16])) or "no column"
+            column_names = ", ".join(map(show_value, list(self.name_by_lower.values())[:16])) or "no column"
             raise TraceError(
                 f"{where}: closest to the {closest.name} format, but column {show_value(lacks[0])} is "
                 f"missing; found {column_names}; expected one of the headers {accepted_columns()}"
             )
         return closest
 
-    def _one_of(self, names: Iterable[str]) -> str | None:
+    def _find_column(self, names: Iterable[str]) -> str | None:
         """The file's column with the first of these names that it has; None if it has none of them."""
-        return next((self.known[name] for name in names if name in self.known), None)
+        return next((self.name_by_lower[name] for name in names if name in self.name_by_lower), None)
 
     def add_rows(
         self, line: IntArray, blank: npt.NDArray[np.bool_], columns: dict[str, pd.Series[Any]]
     ) -> None:
         """Check a block of rows and keep those of requests that can be served.
 
-        `line` (rows,) is where each stands in the file, and `blank` (rows,) says which have no field.
+        `line` (rows,) is the line of each row in the file, and `blank` (rows,) says which rows have no field.
         `columns` are those that `needed` names.
         """
         self.dropped[BLANK] += int(blank.sum())
@@ -348,8 +352,7 @@ class TraceRows:
         first = column.iloc[0]
         is_date = isinstance(first, str) and bool(np.isnan(_to_float(first)))
         if self.ticks and is_date != (self.origin is not None):
-            kinds = ("a number", "a date")
-            expected = f"{kinds[not is_date]} as in the lines before"
+            expected = f"{'a number' if is_date else 'a date'} as in the lines before"
             self._raise_at(line[0], self.clock, expected, shown_value(first))
         if is_date:
             dates = self._parse_dates(line, column.astype(str))
@@ -388,13 +391,13 @@ class TraceRows:
         If no value names a zone, all are local times of the user's zone, or UTC. Raises TraceError if only
         some values name one.
         """
-        form: dict[str, Any] = {"format": "ISO8601", "cache": False}
+        options: dict[str, Any] = {"format": "ISO8601", "cache": False}
         try:
-            dates = pd.to_datetime(text, **form)
+            dates = pd.to_datetime(text, **options)
             zoned = np.broadcast_to(dates.dt.tz is not None, len(text))
         except (ValueError, TypeError, OverflowError):
             # Zones differ, some are missing, or a value is no date.
-            dates = pd.to_datetime(text, utc=True, errors="coerce", **form)
+            dates = pd.to_datetime(text, utc=True, errors="coerce", **options)
             zoned = np.array([says_zone(date) for date in text])
             # A value that is no date has no zone. It takes the first value's here, because the caller refuses
             # it with a better reason.
@@ -407,8 +410,10 @@ class TraceRows:
         return dates if is_zoned or self.local is None else self._local_to_utc(line, text, dates)
 
     def _local_to_utc(self, line: IntArray, text: pd.Series[Any], dates: pd.Series[Any]) -> pd.Series[Any]:
-        """Local times of the user's zone, which are read as UTC so far, in UTC. NaT stays."""
-        assert self.local is not None  # The caller asks only where the user names a zone.
+        """UTC for `dates`, which are local times of the user's zone that were parsed as if they were UTC. NaT
+        stays.
+        """
+        assert self.local is not None  # The caller has checked that the user names a zone.
         is_date = dates.notna().to_numpy()
         local = dates[is_date]
         utc_ns, is_left_out = self.local.to_utc_ns(
@@ -470,7 +475,7 @@ class TraceRows:
         if order is not None:
             ticks = ticks[order]
         per_s = self._ticks_per_s(float(ticks[0]), notes)
-        # Only the format `requests` may begin later than 0, unless its clock turns out to count from 1970.
+        # Only a trace in the format `requests` may begin later than 0, unless its clock counts from 1970.
         if self.format.starts_at_zero or self.origin is not None or per_s != self.format.ticks_per_s:
             ticks = ticks - ticks[0]
         arrival_s = ticks if self.origin is not None else ticks / per_s  # Dates are in seconds already.
@@ -541,8 +546,8 @@ class TraceRows:
         return gathered
 
     def _doubt_clock_unit(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
-        """Doubts about the unit of the clock, as warnings. Published formats say their unit. Mooncake's is
-        doubted all the same, since its plain column names fit other files.
+        """Warnings about a long gap, else about the unit of the clock. Published formats define their unit,
+        but files of another origin may have the plain column names of Mooncake.
         """
         messages = doubts.long_gap_warnings(self.path.name, arrival_s)
         is_plain_number = self.origin is None and per_s == self.format.ticks_per_s
@@ -563,7 +568,9 @@ class TraceRows:
         return 1.0
 
     def _waits_for_parents(self, order: IntArray) -> IntArray:
-        """Rows (request, parent) as positions in `order`, sorted by parent: who waits for whom."""
+        """Rows (request, parent) as positions in `order`, sorted by parent: each request waits for its
+        parent.
+        """
         if self.after is None or self.request_id is None:
             return no_edges()
         names = self.texts[self.request_id]
@@ -610,13 +617,13 @@ class TraceRows:
         """The times, and warnings. If a numeric clock starts again once, the times from there on continue
         those before, and a warning says so.
 
-        Such a file is two logs, one after the other (RAGPulse: two weeks, each from 0). The time between
-        them is not known; we let the second begin where the first ends.
+        Such a file is two logs, one after the other (RAGPulse: two weeks, each from 0). The time between them
+        is not known; the second is taken to begin where the first ends.
         """
         gaps = np.diff(ticks)
         steps_back = np.flatnonzero(gaps < 0)
         late_rows = int((ticks < np.maximum.accumulate(ticks)).sum())
-        # Where few rows are late, they are out of order and `_arrival_order` sorts them.
+        # A few late rows are rows out of order, which `_arrival_order` sorts.
         is_rare = late_rows < max(OUT_OF_ORDER_FRAC * len(ticks), 2)
         is_counter = self.origin is None and ticks[0] < DATE_S * self.format.ticks_per_s
         if len(steps_back) != 1 or is_rare or not is_counter:
@@ -627,7 +634,7 @@ class TraceRows:
         # the clock falls back less far, rows are out of order instead, which `_arrival_order` refuses.
         if after - ticks[0] > max(RESTART_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
             return ticks, ()
-        if first > 1 and after >= ticks[first - 2]:  # The row before alone has a wrong time.
+        if first > 1 and after >= ticks[first - 2]:  # Only the row before the step back is out of order.
             raise TraceError(
                 f"{self.path}, column {self.clock}: the time of request {first} of {len(ticks)} is "
                 f"{before:.15g}, between {ticks[first - 2]:.15g} and {after:.15g}; mend it, or drop that row"
@@ -639,7 +646,7 @@ class TraceRows:
         )
 
     def _arrival_order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str], tuple[str, ...]]:
-        """Positions in order of arrival, None where the file has that order; a note on it; and warnings."""
+        """Positions in order of arrival, None if the file has that order; a note if not; and warnings."""
         doubted: tuple[str, ...] = ()
         if self.origin is not None and not self.has_zones and self.local is None:
             at_s = ticks + self.origin.timestamp()
@@ -693,17 +700,17 @@ class TraceRows:
 
     def _block_tokens(self) -> int:
         """Tokens of a prefix block: the file's own column, the same in every row, else the format's."""
-        if self.block is None:
+        if self.block_size is None:
             return self.format.block_tokens
         blocks = np.concatenate(self.blocks) if self.blocks else np.zeros(0, np.int64)
-        texts = self.texts[self.block]
+        texts = self.texts[self.block_size]
         with_ids = [text for text, count in zip(texts, blocks.tolist(), strict=False) if count]
         block_sizes = sorted(set(with_ids or texts))  # A request without ids may leave its size empty.
         tokens = _to_float(block_sizes[0])
         if len(block_sizes) > 1 or not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
             raise TraceError(
-                f"{self.path}, column {self.block}: expected one whole number of tokens >= 1 in all rows "
-                f"with ids, found {', '.join(map(show_value, block_sizes[:3]))}"
+                f"{self.path}, column {self.block_size}: expected one whole number of tokens >= 1 in all "
+                f"rows with ids, found {', '.join(map(show_value, block_sizes[:3]))}"
             )
         return int(tokens)
 
@@ -771,7 +778,7 @@ def shown_value(value: object) -> str:
 
 
 def is_known_format(names: Iterable[str]) -> bool:
-    """Whether a format's columns are all there, others beside them or not."""
+    """Whether these names include all columns of one of FORMATS."""
     lower = {name.strip().lower() for name in names}
     return any(all(name.lower() in lower for name in form.columns) for form in FORMATS)
 

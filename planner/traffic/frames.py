@@ -36,7 +36,7 @@ def trace_of(
         return read_frame(str(path), frame, log_options, drop_invalid=drop_invalid)
     names = list(map(str, frame.columns))
     rows = TraceRows(path, names, f"{path}", drop_invalid=drop_invalid, counted="row", zone=log_options.zone)
-    # Names of columns may be of other types than text, such as numbers.
+    # Names of columns need not be text: they may be numbers.
     by_name = dict(zip(map(str, frame.columns), frame.columns, strict=True))
     columns = {name: _as_read_from_file(frame[by_name[name]]) for name in rows.needed}
     blank = np.logical_and.reduce([column.isna().to_numpy() for column in columns.values()])

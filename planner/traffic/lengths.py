@@ -1,9 +1,9 @@
-"""Distributions of the lengths of requests, by what users know of them: a mean, percentiles, or a histogram.
+"""Distributions of the lengths of requests: by a mean, by percentiles, or by a histogram.
 
-Each has three members. `mean_tokens` is the mean length. `of_scores` returns the lengths at standard normal
-scores: at a score of 0 the median, at 1.645 the 95th percentile. Thus correlated lengths, such as those of a
-prompt and its answer, are drawn from correlated scores. `scaled` returns the distribution with lengths
-multiplied by a factor. SciPy is imported within functions: it takes a tenth of a second.
+Each class has three members. `mean_tokens` is the mean length. `of_scores` returns the lengths at standard
+normal scores: at a score of 0 the median, at 1.645 the 95th percentile. Thus correlated lengths, such as
+those of a prompt and its answer, are drawn from correlated scores. `scaled` returns the distribution with
+lengths multiplied by a factor. SciPy is imported within functions: it takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ class Percentiles:
     """`tokens[i]` is the `fracs[i]` quantile; between two the logarithm of the length is linear in the score.
 
     Below the first percentile the slope is that between the first two. Above the last percentile the slope is
-    that between the last two, or if a mean is given the one with which the lengths have that mean. If no
-    slope gives it, lengths between percentiles are bent (MOST_BEND). No request is longer than `most_tokens`.
-    A mean or `most_tokens` of 0 means that none is given.
+    that between the last two, or, if a mean is given, the slope with which the lengths have that mean. If no
+    slope gives the mean, lengths between percentiles are bent (MOST_BEND). No request is longer than
+    `most_tokens`. A mean or `most_tokens` of 0 is not given.
     """
 
     fracs: tuple[float, ...]
@@ -207,31 +207,36 @@ def _check_mean(percentiles: Percentiles, mean_of: Callable[[float, float], floa
 
 
 def _curve_through(
-    scores: FloatArray, logs: FloatArray, first: float, last: float, bend: float, most_tokens: float
+    scores: FloatArray,
+    logs: FloatArray,
+    first_slope: float,
+    last_slope: float,
+    bend: float,
+    most_tokens: float,
 ) -> Callable[[FloatArray], FloatArray]:
     """Tokens by score: through the percentiles at `scores`, whose logarithms of tokens are `logs`, bent
-    between them. `first` and `last` are the slopes below the first and above the last percentile.
+    between them. `first_slope` and `last_slope` are the slopes below the first and above the last percentile.
     """
 
     most_log = math.log(most_tokens or MAX_TOKENS)
 
     # Not np.clip, as in `_tokens`.
     def tokens(at_scores: FloatArray) -> FloatArray:
-        if len(scores) == 1 and first == last and bend == 1.0:  # A lognormal: one slope on both sides.
-            log_tokens = logs[0] + first * (at_scores - scores[0])
+        if len(scores) == 1 and first_slope == last_slope and bend == 1.0:  # A lognormal has one slope.
+            log_tokens = logs[0] + first_slope * (at_scores - scores[0])
             return np.asarray(np.exp(np.minimum(np.maximum(log_tokens, 0.0), most_log)))
         log_tokens = logs[0]
         if len(scores) > 1:
-            below = np.searchsorted(scores, at_scores, side="right") - 1
-            below = np.minimum(np.maximum(below, 0), len(scores) - 2)
-            part_frac = (at_scores - scores[below]) / (scores[below + 1] - scores[below])
-            part_frac = np.minimum(np.maximum(part_frac, 0.0), 1.0)
-            log_tokens = logs[below] + (logs[below + 1] - logs[below]) * part_frac**bend
+            segment = np.searchsorted(scores, at_scores, side="right") - 1
+            segment = np.minimum(np.maximum(segment, 0), len(scores) - 2)
+            segment_frac = (at_scores - scores[segment]) / (scores[segment + 1] - scores[segment])
+            segment_frac = np.minimum(np.maximum(segment_frac, 0.0), 1.0)
+            log_tokens = logs[segment] + (logs[segment + 1] - logs[segment]) * segment_frac**bend
         # The first slope is bent like the lengths beside it.
         log_tokens = (
             log_tokens
-            + first * bend * np.minimum(at_scores - scores[0], 0.0)
-            + last * np.maximum(at_scores - scores[-1], 0)
+            + first_slope * bend * np.minimum(at_scores - scores[0], 0.0)
+            + last_slope * np.maximum(at_scores - scores[-1], 0)
         )
         # From one token to the most.
         return np.asarray(np.exp(np.minimum(np.maximum(log_tokens, 0.0), most_log)))

@@ -5,13 +5,13 @@ A node of the tree is a series of blocks that the same requests use; after it th
 different blocks, or some of them end. Nodes are numbered by first use, so a parent has a lower number than
 its children.
 
-Hit ratios are those of one LRU cache of blocks, which has the blocks of a request as soon as it arrives. A
-block hits only if all blocks before it in its prompt hit. A request uses its last block first and its first
-block last, as engines do when they free blocks. So a parent was never used longer ago than its child, and LRU
-evicts leaves. Such a cache is a stack: a block hits in every cache larger than its stack distance, the number
-of distinct blocks used since its last use (Mattson et al. 1970), so one pass gives the curve for all sizes.
-Blocks of a path that were last used by the same request lie together in the stack. So a Fenwick tree over
-requests, which are fewer than blocks, is enough to find the distances.
+Hit ratios are those of one LRU cache of blocks, which has the blocks of a request as soon as the request
+arrives. A block hits only if all blocks before it in its prompt hit. A request uses its last block first and
+its first block last, as engines do when they free blocks. So a parent was never used longer ago than its
+child, and LRU evicts leaves. Such a cache is a stack: a block hits in every cache larger than its stack
+distance, the number of distinct blocks used since its last use (Mattson et al. 1970), so one pass gives the
+curve for all sizes. Blocks of a path that were last used by the same request lie together in the stack. So a
+Fenwick tree over requests, which are fewer than blocks, is enough to find the distances.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GAP_PERCENTILES = (10, 50, 90, 99)  # PrefixSummary has these percentiles of the
 WINDOW_S = 180.0  # The working set is counted in windows of this length.
 # `alike_tokens_frac` reads at most this many block ids, which takes a second and is enough for a share.
 MOST_IDS_READ = 5_000_000
-MOST_KEPT_IDS = 100_000_000  # The nodes of this many block ids are kept in memory, which takes 0.4 GB.
+MOST_KEPT_IDS = 100_000_000  # The nodes of this many block ids are cached in memory, which takes 0.4 GB.
 ROUND_ROBIN_WORKERS = (4, 8, 16)  # The numbers of workers for which hits under blind routing are shown.
 # The sizes of caches, in tokens, at which the curve of hits is shown.
 CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
@@ -166,30 +166,31 @@ def no_block_uses(requests: int) -> Blocks:
 
 
 # Every simulation with prefix caches needs the nodes of its traffic, so the nodes of the latest traces are
-# kept, up to MOST_KEPT_IDS, as long as the traces are in memory.
-_kept_nodes: weakref.WeakKeyDictionary[Trace, tuple[Int32Array, Int32Array]] = weakref.WeakKeyDictionary()
-_keeping = threading.Lock()
+# cached, up to MOST_KEPT_IDS, as long as the traces are in memory.
+_cached_nodes: weakref.WeakKeyDictionary[Trace, tuple[Int32Array, Int32Array]] = weakref.WeakKeyDictionary()
+_cache_lock = threading.Lock()
 
 
 def _nodes_of(trace: Trace) -> tuple[Int32Array, Int32Array]:
-    """The node of every use of a block, and each node's parent. Nobody may write into these arrays."""
-    with _keeping:
-        nodes = _kept_nodes.get(trace)
+    """The node of every use of a block, and each node's parent. Callers must not write into these arrays."""
+    with _cache_lock:
+        nodes = _cached_nodes.get(trace)
     if nodes is None:
         nodes = _nodes(trace.prefix_offsets, trace.prefix_ids)
-        with _keeping:
-            _kept_nodes[trace] = nodes
-            kept_ids = sum(len(node) for node, _ in _kept_nodes.values())
-            for oldest in list(_kept_nodes):
-                if kept_ids <= MOST_KEPT_IDS:
+        with _cache_lock:
+            _cached_nodes[trace] = nodes
+            cached_ids = sum(len(node) for node, _ in _cached_nodes.values())
+            for oldest in list(_cached_nodes):
+                if cached_ids <= MOST_KEPT_IDS:
                     break
-                kept_ids -= len(_kept_nodes.pop(oldest)[0])
+                cached_ids -= len(_cached_nodes.pop(oldest)[0])
     return nodes
 
 
 def with_larger_blocks(trace: Trace) -> Trace:
-    """The trace with 2, 4, 8, ... blocks joined to one if prompts have more than MOST_MEAN_IDS in the mean;
-    else the trace itself. Blocks at the end of a prompt that are too few for a joined one lose their ids.
+    """The trace with 2, 4, 8, ... blocks joined into one if prompts have more than MOST_MEAN_IDS blocks on
+    average; else the trace itself. Blocks at the end of a prompt that do not fill a joined block lose their
+    ids.
     """
     joined = 1
     while len(trace.prefix_ids) > joined * MOST_MEAN_IDS * len(trace):
@@ -199,8 +200,8 @@ def with_larger_blocks(trace: Trace) -> Trace:
     blocks = block_uses(trace)
     counts = np.diff(blocks.offsets) // joined
     offsets = np.concatenate(([0], np.cumsum(counts)))
-    number = index_ranges(np.zeros_like(counts), counts)  # Each joined block's place in its prompt.
-    # The node of a block stands for it and all blocks before it, so that of the last one is the joined id.
+    number = index_ranges(np.zeros_like(counts), counts)  # The index of each joined block in its prompt.
+    # The node of a block stands for it and all blocks before it, so the node of the last block is the id.
     last = np.repeat(blocks.offsets[:-1], counts) + joined * (number + 1) - 1
     tokens = joined * trace.prefix_block_tokens
     return replace(
@@ -230,10 +231,10 @@ def alike_tokens_frac(trace: Trace) -> float:
 
 
 def with_longer_prompts(trace: Trace, more_frac: float) -> Trace:
-    """The same requests with prompts longer by this share, and with them the blocks that they begin with: two
-    prompts share as large a part of each as before. Answers keep their lengths.
+    """The same requests with prompts longer by this share. Their blocks with ids grow in number likewise, so
+    two prompts share as large a part as before. Answers keep their lengths.
 
-    Each block is repeated where the longer prompt reaches it again, as a block of its own.
+    Some blocks are repeated to fill the longer prompt; each repetition gets an id of its own.
     """
     factor = 1 + more_frac
     longer_prompts = np.ceil(trace.input_tokens * factor).astype(np.int64)
@@ -257,8 +258,9 @@ def prefix_tree(blocks: Blocks) -> PrefixTree:
     node, parent = blocks.node, blocks.parent
     requests = np.bincount(node, minlength=len(parent))
     is_head = (parent < 0) | (requests != requests[parent])
-    # A head is the first block of a tree's node. Any other block was first used right after its parent, so
-    # its number is its parent's plus one, and the number of heads up to a block gives its node in the tree.
+    # A head is the first block of a node of the tree. Any other block was first used right after its parent,
+    # so its number is its parent's plus one, and the number of heads up to a block gives its node in the
+    # tree.
     merged = np.cumsum(is_head) - 1
     heads = np.flatnonzero(is_head)
     tokens = np.zeros(len(parent), np.int32)
@@ -330,7 +332,7 @@ def working_set_tokens(trace: Trace, blocks: Blocks, reuse: Reuse, window_s: flo
     window = window_of[blocks.owner]
     is_first = (reuse.previous < 0) | (window_of[reuse.previous] != window)
     tokens = np.bincount(window[is_first], weights=blocks.tokens[is_first], minlength=int(window_of[-1]) + 1)
-    # A window within which the trace ends is left out.
+    # The last window is left out if the trace ends within it.
     return np.asarray(tokens[: max(int(trace.duration_s // window_s), 1)], dtype=np.float64)
 
 
@@ -351,13 +353,13 @@ class MeanAndDeviation:
 class PrefixSummary:
     """What `plan prefixes` says of a trace.
 
-    `sharing` has the ratios of Mooncake (blocks that hit) and Preble (tokens another request has too), over
-    all tokens; `shared_frac` and `key_frac` are Preble's Table 1: per request, the shared part of the prompt
-    and its key portion (`PrefixTree.key_nodes`); `key_requests` counts the requests of every key portion that
-    has more than one. `reuse_gap_s` are percentiles over block hits of the time since the block's last use.
-    `hit_frac` maps a cache size [tokens] to the share of input tokens that hit, shared by all requests;
-    `round_robin_hit_frac` maps a number of workers, each with an endless cache, to the share that hits if
-    requests go to them in turn.
+    `sharing` has the ratios of Mooncake (blocks that hit) and Preble (tokens that another request has too),
+    over all tokens. `shared_frac` and `key_frac` are Preble's Table 1: per request, the shared part of the
+    prompt and its key portion (`PrefixTree.key_nodes`). `key_requests` counts the requests of every key
+    portion that has more than one. `reuse_gap_s` are percentiles of the time since a block's last use, over
+    block hits. `hit_frac` maps the size [tokens] of one cache for all requests to the share of input tokens
+    that hit; `round_robin_hit_frac` maps a number of workers, each with an endless cache, to the share that
+    hits if requests go to them in turn.
     """
 
     name: str

@@ -1,13 +1,13 @@
 """Makes the traffic of agents that work at the same time, each on one recorded session after another.
 
 A corpus of recorded sessions says what agents do, but not how many work at once, because each session has a
-clock of its own. Here every agent takes sessions of the corpus at random, until it would have worked for the
-asked duration if an output token took NOMINAL_TOKEN_S (agents.py). Its first session begins with a random
-request, so that at time 0 agents are at different places in their work. Each further session begins when the
-agent's session before it has ended. A pause longer than `longest_pause_s` is cut to that, because an agent
-whose user is away does not count as working.
+clock of its own. Here every agent takes sessions of the corpus at random, enough for the duration at
+NOMINAL_TOKEN_S (agents.py) per output token. Its first session begins with a random request, so that at time
+0 agents are at different points of their work. Each further session begins when the agent's previous session
+has ended. A pause longer than `longest_pause_s` is cut to that, because an agent whose user is away does not
+count as working.
 
-If a session is taken twice, it is another conversation each time: its blocks have other ids. Only blocks that
+A session that is taken twice is another conversation each time: its blocks get other ids. Only blocks that
 several sessions of the corpus share, such as those of a system prompt, keep their ids.
 """
 
@@ -28,7 +28,7 @@ MOST_REQUESTS = 5_000_000
 @dataclass(frozen=True, slots=True, eq=False)
 class _RecordedSession:
     """A recorded session: its requests, as rows of the corpus in order of arrival; and for each request its
-    parents, the requests that it waits for, as places in `rows`.
+    parents (the requests that it waits for), as indices into `rows`.
     """
 
     rows: list[int]
@@ -37,9 +37,9 @@ class _RecordedSession:
 
 @dataclass(slots=True)
 class _ReplayedRequests:
-    """The requests of all agents, in lists with an entry for each: the row of the corpus that it copies, the
-    number of the session among all that were taken (`instance`), its arrival if answers took no time, and its
-    pause. `edges` has a pair (request, request that it waits for) for each wait, by their places in the
+    """The requests of all agents, in lists with an entry per request: the row of the corpus that it copies,
+    the number of its session among all that were taken (`instance`), its arrival if answers took no time, and
+    its pause. `edges` has a pair (request, request that it waits for) for each wait, as indices into the
     lists.
     """
 
@@ -52,9 +52,9 @@ class _ReplayedRequests:
 
 @dataclass(frozen=True, slots=True)
 class _SessionReplay:
-    """How an agent replays a session, which is the `instance`-th of all that are taken. The first `skipped`
-    requests are left out. The session begins at `since_s`, when the agent's `last` request has ended (None:
-    there is none). Nothing begins at `until_s` or later.
+    """How an agent replays a session, the `instance`-th of all that are taken. The first `skipped` requests
+    are left out. The session begins at `since_s`, when the agent's `last` request (None: it has sent none)
+    has ended. No request begins at `until_s` or later.
     """
 
     instance: int
@@ -102,7 +102,7 @@ def agents_at_once(
 def _sessions_of(corpus: Trace) -> list[_RecordedSession]:
     """The sessions of a corpus."""
     numbers = session_numbers(corpus)
-    place = np.zeros(len(corpus), np.int64)  # Each request's place in its session.
+    place = np.zeros(len(corpus), np.int64)  # The index of each request in its session.
     sessions = [_RecordedSession([], []) for _ in range(int(numbers.max()) + 1)]
     for row, number in enumerate(numbers.tolist()):
         place[row] = len(sessions[number].rows)
@@ -120,11 +120,11 @@ def _replay_session(
     replay: _SessionReplay,
     longest_pause_s: float,
 ) -> tuple[int, float]:
-    """Add to `replayed` the requests of a session as `replay` says. Returns the index in `replayed` of the
-    request that ends last, and the time from which on the agent may take another session: the end of this
-    request, or `until_s` if the session is cut there.
+    """Add the requests of a session to `replayed`. Returns the index there of the request that ends last, and
+    when the agent may take another session: at the end of this request, or at `until_s` if the session is cut
+    there.
     """
-    # By place in the session, of the requests that were added: the index in `replayed`, and the end if an
+    # For each request that is added, by its index in the session: its index in `replayed`, and its end if an
     # output token takes NOMINAL_TOKEN_S.
     index_of: dict[int, int] = {}
     ends_s: dict[int, float] = {}
@@ -134,7 +134,7 @@ def _replay_session(
         parents = [parent for parent in session.parents[place] if parent >= replay.skipped]
         think_s = min(float(corpus.think_s[row]), longest_pause_s) if parents else 0.0
         if not all(parent in index_of for parent in parents):
-            continue  # A request is left out if a parent was left out, because that parent begins too late.
+            continue  # A request is left out with its parent, which would begin at `until_s` or later.
         # A request whose parents are all skipped begins with the session.
         begin_s = max((ends_s[parent] for parent in parents), default=replay.since_s) + think_s
         if begin_s >= replay.until_s:
@@ -151,15 +151,13 @@ def _replay_session(
         replayed.arrival_s.append(arrival_s)
         replayed.think_s.append(think_s)
         replayed.edges += [(index, each) for each in waits_for]
-    # There is at least one: the first request after the skipped ones waits for none, and begins in time.
+    # `ends_s` has an entry: the first request after the skipped ones waits for none, and begins in time.
     latest = max(ends_s, key=lambda place: ends_s[place])
     return index_of[latest], replay.until_s if is_cut else ends_s[latest]
 
 
 def _to_trace(corpus: Trace, replayed: _ReplayedRequests, agents: int) -> Trace:
-    """The trace of these requests, in the order of their arrivals, from time 0 on. A request comes after
-    those that it waits for.
-    """
+    """The trace of these requests, in order of arrival, from time 0 on."""
     arrival_s = np.array(replayed.arrival_s)
     order = np.argsort(arrival_s, kind="stable")
     place = np.argsort(order)  # Each request's row in the trace.

@@ -1,9 +1,9 @@
 """Draws another day of the same traffic from a trace, by a local block bootstrap.
 
-The trace is cut into blocks of equal length. Each is replaced by a block of the same length that begins at a
-random time near it, within REACH_FRAC of the trace to either side (Paparoditis and Politis, Local block
-bootstrap, Comptes Rendus Mathematique 335, 2002, 959-962). This preserves bursts shorter than a block, and
-the course of the rate over much longer times; the number of arrivals varies with the blocks drawn.
+The trace is cut into blocks of equal time. Each block is replaced by a stretch of the trace that is as long
+and begins at a random time near it, within REACH_FRAC of the trace to either side (Paparoditis and Politis,
+Local block bootstrap, Comptes Rendus Mathematique 335, 2002, 959-962). This preserves bursts shorter than a
+block, and the course of the rate over much longer times; the number of arrivals varies.
 
 A session belongs to the block of its first request, and is moved as a whole, with its waits. A session that
 is drawn twice becomes the sessions of two users, whose prompts share only the prefixes that other sessions
@@ -11,7 +11,7 @@ share too (`scaling.combine_parts`).
 
 A recording begins while sessions are under way, so more sessions seem to begin in its first moments than
 later. If much later blocks replaced the first ones, there would be too few sessions: redraws of the sample of
-chats had 13 % fewer requests per second than the trace. So blocks with sessions are drawn from at most a
+chats had 13 % fewer requests per second than the trace. So with sessions the replacement begins at most one
 block away. The sessions of the first block are drawn from among themselves, with replacement, and stay at
 their times. The same is done with all sessions if they begin together.
 """
@@ -26,8 +26,9 @@ from planner.traffic.trace import FloatArray, IntArray, Trace
 
 BLOCKS = 60  # A trace is cut into this many blocks, unless their length is out of the bounds below.
 LEAST_S, MOST_S = 20.0, 600.0  # Bounds of a block's length, which is also at most a quarter of the trace.
-MOST_DRAWS = 100  # If this many draws in a row are empty or a single moment, the trace is used unchanged.
-REACH_FRAC = 0.125  # A block is drawn from at most this share of the trace before or after its place.
+# If this many draws in a row are empty or have all arrivals at once, the trace is used unchanged.
+MOST_DRAWS = 100
+REACH_FRAC = 0.125  # A replacement begins at most this share of the trace before or after its block.
 
 
 def block_s(trace: Trace) -> float:
@@ -42,13 +43,13 @@ def redraw_trace(trace: Trace, rng: np.random.Generator) -> Trace:
     MOST_DRAWS times.
     """
     for _ in range(MOST_DRAWS):
-        new_trace = _redrawn_once(trace, rng)
+        new_trace = _redraw_once(trace, rng)
         if new_trace is not None and new_trace.duration_s > 0:
             return new_trace
     return trace
 
 
-def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
+def _redraw_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
     """One draw of all blocks; None if no block has a request."""
     length_s, start_s, duration_s = block_s(trace), float(trace.arrival_s[0]), trace.duration_s
     if not length_s > 0:

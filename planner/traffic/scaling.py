@@ -1,7 +1,7 @@
 """Brings a trace to another rate, or cuts a window out of it.
 
 There are three ways to change the rate. All keep a request's input and output length together, and the order
-of requests; only a copy that is shifted in a circle begins in its middle:
+of requests, except that a copy that is shifted in a circle begins in its middle:
 
     superpose   more users: copies of the trace, each shifted in a circle around the trace's duration by a
                 random time of its own, the last copy thinned. Each copy keeps its bursts, but their sum is
@@ -59,7 +59,7 @@ WINDOW_BINS, TRACE_BINS = 4096, 1 << 18
 MOST_BINS_OFF = 3  # A request may be counted this many bins beside its own; `_may_be_busiest` says why.
 LEAST_BINS = 16  # With fewer bins per window hardly a request could be left out, so all are sorted.
 SAME_FRAC = 1e-9  # A factor on a rate that differs from 1 by no more than this changes nothing.
-LEAST_REQUESTS = 2  # Fewer have no duration, and so no rate.
+LEAST_REQUESTS = 2  # A single request has no duration, and so no rate.
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class RateRequest:
     """Which traffic to plan for: the rate (None: the trace's own), how it is reached, the part of the trace.
 
     `part` is a window as `select_window` takes it. With `described` there is no trace: requests of that
-    description are drawn. `log_options` say how slo.yaml wants a log read.
+    description are drawn. `log_options` say how a log is read, by the keys of slo.yaml.
     """
 
     rate_rps: float | None = None
@@ -112,8 +112,8 @@ def with_times_the_traffic(trace: Trace, factor: float) -> Trace:
     rate_rps = trace.rate_rps * factor
     if begin_together(trace):
         scale, rate_rps = "superpose", max(rate_rps, LEAST_REQUESTS / trace.duration_s)
-    # One seed for all factors orders the sessions alike, so that a smaller number of them is a part of a
-    # larger one; "compress" draws nothing.
+    # With one seed for all factors the sessions of a smaller factor are among those of a larger one;
+    # "compress" draws nothing.
     return rescale_trace(trace, rate_rps, scale=scale, rng=np.random.default_rng(0))
 
 
@@ -124,10 +124,10 @@ def rescale_trace(
     rate already.
 
     Except with "compress" the duration stays: "superpose" does not shift its first copy, and thinning keeps
-    the first and the last request. So the rate is met up to one request, or half a session, in the duration.
-    "superpose" to a lower rate thins. Copies keep their tenants. Without sessions they also keep all prefix
-    ids, since users share system prompts; this favours prefix caches. Raises InputError for a rate that this
-    way cannot reach, and TraceError if all requests arrive at once.
+    the first and the last request. So the rate is met to within one request, or half a session, over the
+    duration. "superpose" to a lower rate thins. Copies keep their tenants. Without sessions they also keep
+    all prefix ids, since users share system prompts; this favours prefix caches. Raises InputError for a rate
+    that `scale` cannot reach, and TraceError if all requests arrive at once.
     """
     return _rescaled(trace, rate_rps, scale, rng)
 
@@ -154,7 +154,7 @@ def busiest_at(
 def _rescaled(
     trace: Trace, rate_rps: float, scale: Scaling, rng: np.random.Generator, busiest_s: float | None = None
 ) -> Trace:
-    """The same as `rescale_trace`; but with `busiest_s` a superposed trace has only the requests that may be
+    """The same as `rescale_trace`. But with `busiest_s` a superposed trace has only the requests that may be
     in its busiest window of that length [s].
     """
     checked_scale(scale, "scale")
@@ -226,11 +226,11 @@ def _superpose(
     """Copies of the trace that have `requests` requests together. `note` says from which rate to which, and
     is continued in the notes of the result.
 
-    With `busiest_s` the result has only the requests that may be in the busiest window of that length.
+    With `busiest_s` [s] the result has only the requests that may be in the busiest window of that length.
     """
     whole, rest = divmod(requests, len(trace))  # `whole` copies of the trace, then one of `rest` requests.
     # Sessions that begin together are of agents: copies mean more agents at once, so none is shifted.
-    at_work = begin_together(trace)
+    is_of_agents = begin_together(trace)
     copies = [_Copy(None, None)]
     copy_count = whole + (1 if rest else 0)
     for number in range(1, copy_count):
@@ -240,7 +240,7 @@ def _superpose(
             row = _whole_sessions(trace, rest, rng)
         else:
             row = np.sort(rng.choice(len(trace), size=rest, replace=False))
-        shift_s = None if at_work else float(rng.uniform(0.0, trace.duration_s))
+        shift_s = None if is_of_agents else float(rng.uniform(0.0, trace.duration_s))
         copies.append(_Copy(row, shift_s))
     if busiest_s is None:
         rows = [copy.rows(trace) for copy in copies]
@@ -251,7 +251,7 @@ def _superpose(
     else:
         superposed = combine_parts(trace, *_may_be_busiest(trace, copies, busiest_s))
     note = f"{note}, {whole} whole copies and {rest} requests of one more"
-    note += ", all at once" if at_work else ", each shifted in a circle"
+    note += ", all at once" if is_of_agents else ", each shifted in a circle"
     if superposed.copies_share_prefixes:
         note += "; copies share their prefixes"
     return replace(superposed, notes=(*trace.notes, note))
@@ -305,13 +305,13 @@ def _with_waits(
     """Give `merged_trace` the waits inside each part, except those across the seam of the circle, and give
     each part blocks of its own.
 
-    `rows` are the requests of each part. With all parts laid one behind the other, `laps` (n,) says how often
-    each request went around the circle, and `order` (n,) sorts them into `merged_trace`.
+    `rows` are the requests of each part. The arrays (n,) are over the requests of all parts, one part after
+    the other: `laps` says how often a request went around the circle, `order` sorts them into `merged_trace`.
     """
-    position = np.argsort(order, kind="stable")  # Each request's place in `merged_trace`, over all parts.
+    position = np.argsort(order, kind="stable")  # The row of each request in `merged_trace`.
     edges, first = [], 0
     for row in rows:
-        # For each request of the trace its number in all parts; -1 if it is not in this part.
+        # For each request of the trace its index over all parts; -1 if it is not in this part.
         number = np.full(len(trace), -1)
         number[row] = np.arange(first, first + len(row))
         pairs = number[trace.after]
@@ -344,13 +344,12 @@ def with_own_blocks(merged_trace: Trace, trace: Trace, row: IntArray, copy: IntA
     return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + moved_up)
 
 
-@kept_with_trace  # All scenarios that are drawn from one trace need this of the trace.
+@kept_with_trace  # All scenarios that are drawn from one trace need this array.
 def _of_one_session(trace: Trace) -> npt.NDArray[np.bool_]:
-    """For each use of a block, one prompt after the other: whether only one session uses the block."""
+    """(m,): for each use of a block, one prompt after the other, whether only one session uses the block."""
     ids, number = np.unique(trace.prefix_ids, return_inverse=True)
     session = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))
-    # A block belongs to one session if the lowest and the highest number of a session that uses it are the
-    # same.
+    # Only one session uses a block if the lowest and the highest number of a session that uses it are equal.
     lowest, highest = np.full(len(ids), len(trace)), np.full(len(ids), -1)
     np.minimum.at(lowest, number, session)
     np.maximum.at(highest, number, session)
@@ -361,14 +360,14 @@ def _of_one_session(trace: Trace) -> npt.NDArray[np.bool_]:
 def _may_be_busiest(
     trace: Trace, copies: Sequence[_Copy], length_s: float
 ) -> tuple[list[IntArray], list[FloatArray]]:
-    """Of these copies of a trace, the requests that may be in the busiest window of `length_s`, with their
+    """The requests of these copies of a trace that may be in the busiest window of `length_s`, with their
     arrivals: `rows` and `arrival_s` of `combine_parts`.
 
     Tokens are counted in bins of time. A window that begins in a bin holds at most the tokens of all bins
-    that it touches, and at least those of the bins inside it. So only a bin whose most is no less than the
-    best least can have the busiest window. A copy is counted as the trace moved by whole bins, which puts a
-    request at most one bin before its own; two more bins on either side allow for rounded times
-    (MOST_BINS_OFF).
+    that it touches, and at least those of the bins inside it. So the busiest window can begin only in a bin
+    whose upper bound is no less than the largest lower bound. A copy is counted as the trace moved by whole
+    bins, which puts a request at most one bin before its own; two more bins on either side allow for rounded
+    times (MOST_BINS_OFF).
     """
     window_bins = min(WINDOW_BINS, int(TRACE_BINS * length_s / trace.duration_s))
     bin_s, since_s = length_s / window_bins, trace.arrival_s - trace.arrival_s[0]
@@ -385,10 +384,10 @@ def _may_be_busiest(
             bins = (copy_since_s[part] / bin_s).astype(np.int64) + shift_bins
             if len(bins):
                 bin_tokens[bins[0] : bins[-1] + 1] += np.bincount(bins - bins[0], copy_tokens[part])
-    before = np.concatenate(([0], np.cumsum(bin_tokens)))
-    b = np.arange(trace_bins)  # The bin in which a window begins.
-    at_most = before[b + 2 * MOST_BINS_OFF + window_bins] - before[b]
-    at_least = before[b + window_bins] - before[b + 2 * MOST_BINS_OFF]
+    tokens_before = np.concatenate(([0], np.cumsum(bin_tokens)))
+    first_bin = np.arange(trace_bins)  # The bin in which a window begins.
+    at_most = tokens_before[first_bin + 2 * MOST_BINS_OFF + window_bins] - tokens_before[first_bin]
+    at_least = tokens_before[first_bin + window_bins] - tokens_before[first_bin + 2 * MOST_BINS_OFF]
     may_begin = np.flatnonzero(at_most >= at_least.max())
     # Requests are kept if they lie in a window that begins in one of these bins, or MOST_BINS_OFF beside it.
     edges_s = _join_intervals(may_begin - MOST_BINS_OFF, may_begin + window_bins + MOST_BINS_OFF) * bin_s
@@ -407,8 +406,8 @@ def _may_be_busiest(
 def _split_at_seam(since_s: FloatArray, shift_s: float | None, period_s: float) -> list[tuple[slice, float]]:
     """Split requests that are shifted in a circle of `period_s` into those before its seam and those past it.
 
-    Their times before the shift are `since_s` (n,), in order. Each part is a slice of them, with the seconds
-    by which it moves.
+    `since_s` (n,) are their times before the shift, in order. Each part is a slice of the requests, with the
+    seconds by which it moves.
     """
     if shift_s is None:
         return [(slice(0, len(since_s)), 0.0)]
@@ -501,6 +500,6 @@ def _cut_window(trace: Trace, spec: str, first: int, length_s: float, requests: 
     measure = " by tokens" if spec.strip().startswith("busiest") else ""
     note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(window)} of {requests} requests"
     waits = int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum())
-    if cut := waits - len(window.after):  # Requests in the window that waited for one before it.
+    if cut := waits - len(window.after):  # Waits for requests before the window.
         note += f"; {cut} waits for what came before the window were cut"
     return replace(window, arrival_s=window.arrival_s - start_s, notes=(*trace.notes, note))

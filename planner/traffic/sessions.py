@@ -1,8 +1,8 @@
 """Requests that wait for others: turns of a session, steps of an agent.
 
-Such a request arrives `think_s` after the last of those it waits for has finished, so its arrival depends on
-the fleet. Its nominal arrival is that if every answer took no time. No fleet sees the request earlier. Traces
-are read with nominal arrivals: rates, windows and copies of a trace use them.
+Such a request arrives `think_s` after the last request that it waits for has finished, so its arrival depends
+on the fleet. Its nominal arrival, as if every answer took no time, is the earliest possible one. Traces are
+read with nominal arrivals: rates, windows and copies of a trace use them.
 
 A session is a set of requests that are joined by waits; a request that neither waits nor is waited for is a
 session by itself. SciPy is imported within functions: it takes a tenth of a second.
@@ -49,7 +49,7 @@ def with_nominal_arrivals(trace: Trace) -> Trace:
 
 @kept_with_trace  # Every scenario needs the sessions of the trace that it is drawn from.
 def session_numbers(trace: Trace) -> IntArray:
-    """(n,): the number of each request's session. Nobody may write into this array."""
+    """(n,): the number of each request's session. Callers must not write into this array."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

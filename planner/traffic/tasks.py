@@ -102,8 +102,7 @@ def _find_tasks(trace: Trace) -> Tasks:
     is_within_task = number[child] == number[parent]  # Other waits are between tasks.
     after = trace.after[is_within_task]
     depths = [0] * len(trace)
-    # In the trace a request stands behind all those that it waits for, so their depths are known before its
-    # own.
+    # A trace has a request after all those that it waits for, so their depths are known before its own.
     for request, waited_for in after[np.argsort(after[:, 0], kind="stable")].tolist():
         depths[request] = max(depths[request], depths[waited_for] + 1)
     child_depths = np.array(depths, np.int64)[after[:, 0]]

@@ -1,5 +1,5 @@
-"""`Trace`, the requests on which all of the planner works: when each arrived, how many tokens it has, and
-which prefixes it shares with others. Also the windows of a trace in which an SLO is judged.
+"""`Trace`, the requests that the planner plans for: when each arrives, how many tokens it has, and which
+prefixes it shares. Also the windows of a trace in which an SLO is judged.
 
 trace_reading.py reads traces from files.
 """
@@ -25,7 +25,7 @@ IntArray = npt.NDArray[np.int64]
 
 MAX_TOKENS = 100_000_000  # Most tokens of one request; a larger number means a broken column.
 MAX_REQUESTS = 50_000_000  # Most requests of one trace: they must fit into memory.
-# The time of a simulation grows with the ids of blocks. Where the mean prompt has more than this many,
+# The time of a simulation grows with the ids of blocks. If the mean prompt has more than this many,
 # prefixes.py and agents.py make blocks larger. A block is still less than a hundredth of the mean prompt.
 MOST_MEAN_IDS = 256
 MAX_IDS = 200_000_000  # Most KV blocks of all prompts of a trace: their ids take 1.6 GB.
@@ -55,13 +55,13 @@ def sort_waits(after: IntArray) -> IntArray:
 
 
 def constant_array(value: float, n: int) -> npt.NDArray[Any]:
-    """A read-only array of n equal values in the memory of one."""
+    """(n,): a read-only array of equal values that takes the memory of one."""
     return np.broadcast_to(np.array(value), n)
 
 
 def chosen_of(column: npt.NDArray[Any], index: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """column[index]; the result has the memory of one value if the column is a `constant_array`."""
-    is_constant = column.strides == (0,) and len(column) > 0  # All entries lie at one place in memory.
+    """column[index], which is a `constant_array` if the column is one."""
+    is_constant = column.strides == (0,) and len(column) > 0  # All entries share one place in memory.
     return np.broadcast_to(column[0], len(index)) if is_constant else column[index]
 
 
@@ -249,19 +249,19 @@ class Trace:
                 f"model), {show_value(name)} among them; LLMs are planned each on its own traffic, so keep a "
                 "session to one LLM, or take such waits out"
             )
-        part = self.select(self.llm == index)
-        note = f"{len(part)} of the {len(self)} requests of {self.name}: those to {show_value(name)}"
-        # The note on several LLMs is not true of the part.
+        own_requests = self.select(self.llm == index)
+        note = f"{len(own_requests)} of the {len(self)} requests of {self.name}: those to {show_value(name)}"
+        # The note on several LLMs is not true of the selected requests.
         notes = (*(each for each in self.notes if each != several_llms(self.llm, self.llms)), note)
-        return replace(part, llm=no_ids(), llms=(), notes=notes)
+        return replace(own_requests, llm=no_ids(), llms=(), notes=notes)
 
 
 Value = TypeVar("Value")
 
 
 def kept_with_trace(find: Callable[[Trace], Value]) -> Callable[[Trace], Value]:
-    """A function that runs `find` once for each trace, and keeps its value as long as the trace is in memory.
-    Threads that need the value of a trace at the same time may each run `find`. Nobody may change the value.
+    """A cache: a function that runs `find` once for each trace, and keeps the value as long as the trace is
+    in memory. Threads that need the value at the same time may each run `find`. Callers must not change it.
     """
     values: WeakKeyDictionary[Trace, Value] = WeakKeyDictionary()
     lock = threading.Lock()
@@ -295,24 +295,24 @@ def warm_up_s(span_s: float) -> float:
 
 
 def judged_span_s(trace: Trace) -> float:
-    """The length [s] of the measured window, up to the last arrival. If requests wait for others, that is
-    the last one as if answers took no time.
+    """The length [s] of the measured window, up to the last arrival; if requests wait for others, up to the
+    last nominal arrival (sessions.py).
     """
     return float(trace.arrival_s[-1]) - measured_window(trace)[0]
 
 
 def last_tenth_s(start_s: float, end_s: float) -> float:
-    """When the last tenth of a window begins, by whose requests the backlog test judges."""
+    """When the last tenth of a window begins; the backlog test judges by the requests in it."""
     return end_s - (end_s - start_s) / 10
 
 
 def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s: float) -> FloatArray:
     """Edges (W + 1,) of the windows in which `slo: {every: 10 min}` is judged.
 
-    They follow each other from the start of the measured window `window_s`. A remainder at the end is a
-    window of its own if it is at least half as long as the others, else part of the one before. Windows of
-    fewer than WINDOW_REQUESTS arrivals are joined to the next, at the end to the one before. `arrival_s` (n,)
-    are nominal if requests wait for others, so that the edges do not depend on the fleet.
+    The windows, each `every_s` long, begin at the start of the measured window `window_s`. A remainder at the
+    end is a window of its own if it is at least half as long as the others, else part of the window before.
+    Windows of fewer than WINDOW_REQUESTS arrivals are joined to the next, at the end to the one before.
+    `arrival_s` (n,) are nominal if requests wait for others, so that the edges do not depend on the fleet.
     """
     start_s, end_s = window_s
     # Adding 0.5 rounds the count, so that a remainder of half a window counts as one.
@@ -325,8 +325,8 @@ def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s:
         if requests >= WINDOW_REQUESTS:
             edges_s.append(start_s + every_s * (window + 1))
             requests = 0
-    # The last edge is replaced by the end of the trace, so that windows at the end with too few requests are
-    # part of the window before. The edge at the start stays.
+    # The last edge (unless it is the start) is replaced by the end of the trace, so that windows at the end
+    # with too few requests are part of the window before.
     return np.array([*(edges_s[:-1] or edges_s), end_s])
 
 
@@ -337,7 +337,7 @@ def window_numbers(times_s: FloatArray, edges_s: FloatArray) -> npt.NDArray[np.i
 
 def spread_stamps(trace: Trace, *, seed: int) -> Trace:
     """The trace with the stamps of a coarse clock spread uniformly over the clock's step, and the first
-    arrival at 0; any other trace as it is.
+    arrival at 0; any other trace unchanged.
     """
     coarse_s = trace.coarse_s
     if not coarse_s:

@@ -1,15 +1,15 @@
 """Reading a trace: a CSV or JSONL file, plain or packed (.gz), in any of formats.FORMATS, or a log.
 
-A file's format is recognised by its content, not by its name; Parquet alone is known by its ending. What is
+A file's format is recognised by its content; only Parquet is recognised by the ending of the name. What is
 changed on reading (failed requests left out, coarse clocks spread) is recorded in the trace's `dropped`,
 `notes` and `warnings`. Other modules read logs (logs/log_reading.py) and files of agents' sessions
-(agent_files.py), of which a folder may hold one each.
+(agent_files.py); a folder may have a file per session.
 
-Large files are parsed only once: their columns are kept in the user's cache folder
-(planner/files/column_files.py). The name of a kept trace is a digest of the file's content, its name, and the
-code that read it. Thus a changed file is parsed again, and so is every file after a change of this package.
-Traces with prefixes or sessions are parsed every time: their files are mostly ids, which the cache would only
-copy, and they may depend on further files beside them.
+Large files are parsed only once: their columns are cached in the user's cache folder
+(planner/files/column_files.py). The name of a cached trace is a digest of the file's content, its name, and
+the code that read it. Thus a changed file is parsed again, and so is every file after a change of this
+package. Traces with prefixes or sessions are parsed every time: their files are mostly ids, which the cache
+would only copy, and they may depend on further files beside them.
 """
 
 import csv
@@ -43,10 +43,10 @@ from planner.traffic.trace import Trace, spread_stamps
 _BLOCK_BYTES = 16 * 2**20  # Lines of a JSONL file are read and checked in blocks of this size.
 # Lines are limited in length, unless a file begins like this: then each line may be a whole document.
 LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
-SESSION_ENDINGS = (".json", ".jsonl")  # Files of agents' sessions in a folder end so, or so with .gz.
-LEAST_KEPT_BYTES = 32 * 2**20  # Smaller files are not kept: to parse them takes a second or two.
-_How = tuple[bool, str | None]  # How a trace is read: `drop_invalid`, and the zone of dates that name none.
-# Fields of Trace that are kept: as JSON, and as arrays.
+SESSION_ENDINGS = (".json", ".jsonl")  # The endings of files of sessions in a folder, before a .gz.
+LEAST_KEPT_BYTES = 32 * 2**20  # Smaller files are not cached: to parse them takes a second or two.
+_ReadOptions = tuple[bool, str | None]  # `drop_invalid`, and the zone of dates that name none.
+# Fields of Trace that are cached: as JSON, and as arrays.
 _DESCRIPTION = ("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s")
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adapter", "image_tokens", "task")
 
@@ -59,7 +59,7 @@ def read_trace(
     log_options: LogOptions | None = None,
 ) -> Trace:
     """Read any of FORMATS, or a log. `seed` is for `spread_stamps` of coarse clocks; with None they stay
-    coarse. `log_options` say how a log is read that does not explain itself.
+    coarse. `log_options` say how to read a log whose format or columns are ambiguous.
 
     Requests without input or output tokens are left out; a file with more than MOST_DROPPED_FRAC of them is
     refused, unless `drop_invalid`.
@@ -75,8 +75,8 @@ def read_trace(
 def read_files(
     paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, log_options: LogOptions = ANY
 ) -> ReadTrace:
-    """As `read_trace`, with the format and columns that were found. Several files are logs of one clock, or
-    sessions of agents, each with a clock of its own.
+    """As `read_trace`; the result also has the format and the roles of columns. Several files are logs of one
+    clock, or sessions of agents, each with a clock of its own.
     """
     files = [file for path in paths for file in _files_of(path)]
     with ExitStack() as stack:
@@ -93,9 +93,9 @@ def read_files(
             )
         elif len(files) == 1 and not log_options.says_something and _has_format(source):
             reader = _read_jsonl if source.first[:1] == b"{" else _read_csv
-            how = drop_invalid, log_options.zone
-            read_file = partial(reader, source.path, source.stream, source.first, source.at, how)
-            result = ReadTrace(read_once(source.path, read_file, how), "trace", None)
+            options = drop_invalid, log_options.zone
+            read_file = partial(reader, source.path, source.stream, source.first, source.at, options)
+            result = ReadTrace(read_once(source.path, read_file, options), "trace", None)
         else:
             sources = _one_at_a_time(source, files[1:])
             result = read_logs(files, sources, log_options, drop_invalid=drop_invalid)
@@ -120,14 +120,15 @@ def _files_of(path: Path) -> list[Path]:
 
 
 def _name_of(paths: Sequence[Path]) -> str:
-    """What a trace of these files or folders is called: the first one, and how many more there are."""
+    """The name of a trace of these files or folders: the first one, and how many more there are."""
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return paths[0].name.removesuffix(".gz") + more
 
 
 def _one_at_a_time(first: LogSource, others: Sequence[Path]) -> Iterator[LogSource]:
-    """The first file, which is open, and the others, each of which is open until the next is taken: a corpus
-    may have more files than a process may open. What cannot be opened is refused before any is read.
+    """The first file, which is open, and the others. Each of these is closed before the next is opened, as a
+    corpus may have more files than a process may open. A file that cannot be opened is refused before any is
+    read.
     """
     for path in others:
         if not path.is_fifo():  # A pipe can be opened only once.
@@ -153,8 +154,8 @@ def _agent_lines(kind: str, sources: Iterator[LogSource]) -> Iterator[tuple[str,
 
 
 def _agents_kind_of(source: LogSource) -> str | None:
-    """The kind of a file of agents' sessions; None for another file. A conversation that is one object over
-    several lines is put on one, as its reader has it.
+    """The kind of a file of agents' sessions; None for another file. If a conversation is one object over
+    several lines, `source` gets it as one line, which its reader expects.
     """
     if source.first[:1] != b"{":
         return None
@@ -162,7 +163,7 @@ def _agents_kind_of(source: LogSource) -> str | None:
     if source.first != b"{" or (b'"requests"' not in begin and b'"turns"' not in begin):
         return agent_files.kind_of(source.first, source.sample_lines())
     text = source.stream.read(MAX_DOCUMENT_BYTES)
-    # In JSON line breaks stand only between words, so they can be replaced.
+    # JSON has line breaks only between tokens, so they can become spaces.
     joined = b"{" + text.replace(b"\r", b" ").replace(b"\n", b" ")
     kind = agent_files.kind_of(joined, [joined])
     if kind is None:
@@ -178,7 +179,7 @@ def _open_source(path: Path, stack: ExitStack) -> LogSource:
         return LogSource(path)
     stream = stack.enter_context(open_text(path, long_lines=LONG_LINES))
     first, line_number = _first_line(path, stream)
-    # In an object or a list of JSON, CR may stand between words.
+    # JSON may have CR between its tokens, so a CR is refused only in other text, or between two objects.
     if b"\r" in first and not stream.peek(1) and (first[:1] not in b"{[" or b"}\r{" in first):
         raise TraceError(f"{path}: its lines end with CR alone; write LF instead: tr '\\r' '\\n'")
     if delimiter := other_delimiter(first):
@@ -218,27 +219,29 @@ def _first_line(path: Path, stream: io.BufferedReader) -> tuple[bytes, int]:
     raise TraceError(f"{path}: is empty; expected a trace with one of the headers {accepted_columns()}")
 
 
-def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, how: _How) -> Trace:
-    """The trace in a file of CSV whose header, in line `at`, was read already."""
-    drop_invalid, zone = how
+def _read_csv(
+    path: Path, stream: io.BufferedReader, header: bytes, header_line: int, options: _ReadOptions
+) -> Trace:
+    """The trace in a file of CSV whose header, in line `header_line`, was read already."""
+    drop_invalid, zone = options
     try:
         names = next(csv.reader([header.decode()]))
     except csv.Error as error:
         raise TraceError(
-            f"{path}, line {at}: is no CSV header ({error}); expected {accepted_columns()}"
+            f"{path}, line {header_line}: is no CSV header ({error}); expected {accepted_columns()}"
         ) from None
-    rows = TraceRows(path, names, f"{path}, line {at}", drop_invalid=drop_invalid, zone=zone)
+    rows = TraceRows(path, names, f"{path}, line {header_line}", drop_invalid=drop_invalid, zone=zone)
     lengths = rows.counts  # The columns of input and output tokens.
     figures = (rows.clock, *lengths)
     # Times are read as text, because pandas would lose digits of them and float() does not.
     as_text = [name for name in rows.needed if name not in rows.counts]
     blocks = csv_tables.read_columns(
-        path, stream, at, names, rows.needed, figures, as_text=as_text, doubts=rows.doubts
+        path, stream, header_line, names, rows.needed, figures, as_text=as_text, doubts=rows.doubts
     )
     for block, table in csv_tables.check_lengths(path, names, lengths, blocks, rows.doubts):
         line_numbers = block.starts
         blank = np.logical_and.reduce([column.isna().to_numpy() for column in table.values()])
-        # A row that is empty in our columns but has text in others is not blank, and is refused later.
+        # A row that is empty in our columns but has text in others is not blank; `add_rows` refuses it.
         if blank.any():
             lines = block.text.split(b"\n")
             blank[blank] = [
@@ -251,7 +254,7 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, how
 
 
 def ids_of(value: object) -> list[int] | None:
-    """The block ids that a value holds, be it a list or the text of one; None where it is neither."""
+    """The block ids in a value, a list or the text of one; None for any other value."""
     return _ids_of_text(value) if isinstance(value, str) else _ids_of_value(value)
 
 
@@ -268,9 +271,9 @@ def _ids_of_text(text: object) -> list[int] | None:
         return None
 
 
-def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, how: _How) -> Trace:
+def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, options: _ReadOptions) -> Trace:
     """Read JSON Lines; a column may begin in any line, as some keys are in some requests only."""
-    drop_invalid, zone = how
+    drop_invalid, zone = options
     rows: TraceRows | None = None
     names: dict[str, int] = {}  # The first line of each column.
     for block in _read_blocks(at, first, stream):
@@ -321,15 +324,15 @@ def _ids_of_value(value: object) -> list[int] | None:
     return value if isinstance(value, list) and set(map(type, value)) <= {int} else None
 
 
-def read_once(path: Path, read: Callable[[], Trace], how: _How) -> Trace:
-    """The kept trace of a file, or the one that `read` makes of it, which is kept if the file is large."""
+def read_once(path: Path, read: Callable[[], Trace], options: _ReadOptions) -> Trace:
+    """The cached trace of a file, or the one that `read` makes of it; that of a large file is then cached."""
     try:
         if not path.is_file() or path.stat().st_size < LEAST_KEPT_BYTES:
             return read()
-        name = _cache_name(path, how)
+        name = _cache_name(path, options)
     except OSError:  # The reader has a message of its own for such a file.
         return read()
-    if (cached := _kept_trace(name)) is not None:
+    if (cached := _cached_trace(name)) is not None:
         return cached
     trace = read()
     if trace.has_prefixes or trace.after.size or trace.drawn_from is not None:
@@ -338,16 +341,16 @@ def read_once(path: Path, read: Callable[[], Trace], how: _How) -> Trace:
     # A column with a stride of 0 is one value for all requests, which a trace has by default.
     arrays = {key: array for key, array in columns.items() if array is not None and array.strides != (0,)}
     column_files.keep_columns(name, arrays, {key: getattr(trace, key) for key in _DESCRIPTION})
-    # The same trace, with columns that are mapped from the file instead of held in memory.
-    cached = _kept_trace(name)
+    # The same trace, with columns that are mapped from the cache's file instead of held in memory.
+    cached = _cached_trace(name)
     return trace if cached is None else cached
 
 
-def _cache_name(path: Path, how: _How) -> str:
-    """The name of a file's kept columns; the same file read with other options has another name."""
+def _cache_name(path: Path, options: _ReadOptions) -> str:
+    """The name of a file's cached columns; the same file read with other options has another name."""
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256")
-    digest.update(repr((path.name, *how, _reader_digest())).encode())
+    digest.update(repr((path.name, *options, _reader_digest())).encode())
     return digest.hexdigest()[:32]
 
 
@@ -358,8 +361,8 @@ def _reader_digest() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _kept_trace(name: str) -> Trace | None:
-    """The trace that is kept under this name; None if none is, or if it cannot be used."""
+def _cached_trace(name: str) -> Trace | None:
+    """The trace that is cached under this name; None if there is none, or it cannot be used."""
     cached = column_files.read_kept_columns(name)
     if cached is None:
         return None

@@ -16,8 +16,8 @@ _ROWS = 200_000  # Rows of CSV that are written at a time, so that a long trace 
 
 
 def to_jsonl(trace: Trace, *, with_llm: bool = False) -> str:
-    """One JSON object per request, in order of arrival. Columns that the trace does not have are left out.
-    With `with_llm` each says which LLM it asked for.
+    """One JSON object per request, in order of arrival. Columns that the trace lacks are left out; the column
+    `model` is written only `with_llm`.
     """
     parents: list[list[int]] = [[] for _ in range(len(trace))]
     for child, parent in trace.after.tolist():
@@ -71,6 +71,6 @@ def to_csv(trace: Trace) -> Iterator[str]:
         if trace.llms:
             columns["model"] = np.array(trace.llms, dtype=object)[trace.llm[part]]
         if trace.adapters:
-            # The index -1 of a request without an adapter finds "", the last name.
+            # Requests without an adapter have the index -1, which finds "", the last name.
             columns["adapter"] = np.array((*trace.adapters, ""), dtype=object)[trace.adapter[part]]
         yield pd.DataFrame(columns).to_csv(index=False, header=start == 0, lineterminator="\n")

@@ -1,4 +1,5 @@
-"""Describes a trace in numbers: a summary, classes by length (not of an SLO), and counts of pairs of lengths.
+"""Describes a trace in numbers: a summary, classes of requests by length, and counts of pairs of lengths. The
+classes are not those of an SLO.
 
 `plan trace` shows the summary. The master problem (solvers/master.py) plans for the classes, and lower bounds
 sum over the pairs.
@@ -21,7 +22,7 @@ from planner.traffic.trace import FloatArray, IntArray, Trace
 PEAK_WINDOWS_S = (1, 10, 60, 600)  # The summary has the highest rate over windows of these lengths.
 DISPERSION_WINDOWS_S = (1, 10, 60)  # The summary has the variance of counts in windows of these lengths.
 INPUT_PARTS, OUTPUT_PARTS = 12, 6  # Classes of requests, by prompt length and by output length.
-PROMPT_PARTS = 3  # With caches, classes of equal uncached length are cut into this many by prompt length.
+PROMPT_PARTS = 3  # With caches, classes by uncached length are cut into this many by prompt length.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,9 @@ class TraceSummary:
 
     `rate_rps` is requests / duration. `peak_rps` maps a window length [s] to the most requests in any window
     of that length, per second. `gap_cv` is the coefficient of variation of the gaps between arrivals, 1 for a
-    Poisson process; `dispersion` maps a window length [s] to the variance / mean of the counts in whole
-    windows side by side, also 1 for a Poisson process and more for bursts. Where requests wait for others,
-    all of these are of nominal arrivals, as if answers took no time.
+    Poisson process; `dispersion` maps a window length [s] to the variance / mean of the counts in adjacent
+    whole windows, also 1 for a Poisson process and more for bursts. If requests wait for others, all of these
+    are of nominal arrivals, as if answers took no time.
     """
 
     name: str
@@ -143,8 +144,8 @@ def peak_rps(arrival_s: FloatArray, window_s: float) -> float | None:
 
 
 def count_dispersion(arrival_s: FloatArray, window_s: float) -> float | None:
-    """Variance / mean of the counts of arrivals in whole windows, side by side from the first arrival on.
-    None if the trace has fewer than two windows.
+    """Variance / mean of the counts of arrivals in adjacent whole windows from the first arrival on. None if
+    the trace has fewer than two windows.
     """
     windows = math.floor((arrival_s[-1] - arrival_s[0]) / window_s)
     if windows < 2:
@@ -174,8 +175,8 @@ def prefix_sharing(trace: Trace) -> PrefixSharing:
     _, first_at, distinct = np.unique(ids, return_index=True, return_inverse=True)
     first_owner = owner[first_at][distinct]  # For every id the first request that has it.
 
-    # A prompt's hits end at its first block that no earlier request had. `misses` has all such blocks, and at
-    # the end a further one, so that every prompt has a next miss.
+    # The hits of a prompt end at its first block that no earlier request had. `misses` has all such blocks,
+    # and a further one at the end, so that every prompt has a next miss.
     misses = np.append(np.flatnonzero(first_owner == owner), len(ids))
     hit_blocks = np.minimum(misses[np.searchsorted(misses, offsets[:-1])], offsets[1:]) - offsets[:-1]
     hit_tokens = np.minimum(hit_blocks * block, trace.input_tokens)
@@ -204,7 +205,7 @@ class Workload:
     length.
 
     The least input and the least output of a class may be those of different requests. No request of the
-    class is less work than one of (min_input_tokens, min_output_tokens), so lower bounds count with these.
+    class is less work than one of (min_input_tokens, min_output_tokens), which lower bounds count instead.
     With prefix caches at least `min_uncached_tokens` of a prompt must be computed, and at least
     `min_own_tokens` are in no other prompt; without caches both are the whole prompt.
     """
@@ -265,7 +266,7 @@ def to_classes(
 class TraceLengths:
     """The U distinct pairs of lengths in a trace, (U,), and how many requests have each.
 
-    Traces repeat lengths, above all scaled ones, so that sums over pairs are much cheaper than over requests.
+    Traces repeat lengths, above all scaled traces, so sums over pairs are much cheaper than over requests.
     With prefix caches (`is_cached`, search/problem/prefix_hits.py) `cached_tokens` of a prompt hit the cache,
     and `shared_tokens` are in other prompts too.
     """
@@ -331,7 +332,7 @@ def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[Trace
             group = np.unique((group << 32) + column.astype(np.int64), return_inverse=True)[1]
         requests = np.bincount(group, weights=lengths.requests).astype(np.int64)
         first = np.zeros(len(requests), np.int64)
-        first[group] = np.arange(len(group))  # Any member represents its group, because all are equal now.
+        first[group] = np.arange(len(group))  # Any member represents its group: all are equal when rounded.
         cached, shared = (each[first] for each in columns[2:]) if lengths.is_cached else (0.0, 0.0)
         lengths = TraceLengths(
             columns[0][first], columns[1][first], requests, cached, shared, is_cached=lengths.is_cached

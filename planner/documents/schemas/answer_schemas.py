@@ -26,14 +26,14 @@ _PLAIN: Mapping[Any, Schema] = {
 
 
 def schema_of(hint: Any) -> Schema:
-    """The schema of a type, its parts under `$defs`. Raises TypeError for a type that no answer has."""
+    """The schema of a type, with classes under `$defs`. Raises TypeError for a type that no answer has."""
     parts: dict[str, Schema] = {}
     schema = _schema_part(hint, parts)
     return schema | ({"$defs": dict(sorted(parts.items()))} if parts else {})
 
 
 def _schema_part(hint: Any, parts: dict[str, Schema]) -> Schema:
-    """The schema of a type; those of classes are added to `parts` by name, and referred to."""
+    """The schema of a type. Schemas of classes are added to `parts`, by name, and referred to."""
     if hint in _PLAIN:
         return dict(_PLAIN[hint])
     origin, inner = get_origin(hint), get_args(hint)

@@ -1,4 +1,4 @@
-"""The JSON Schemas of fleet.yaml, and of plan.yaml, which is a fleet with what is known of it."""
+"""The JSON Schemas of fleet.yaml, and of plan.yaml, which is a fleet with the results of its plan."""
 
 from typing import get_args
 
@@ -114,7 +114,7 @@ def worker_schema(catalog: Catalog) -> Schema:
 
 
 def latency_schema() -> Schema:
-    """The name of a file, a fit of the five numbers, or another program's form."""
+    """The name of a file, a fit, or the form of another program's step times."""
     forms = [
         section_schema(
             {"form": {"const": name}}

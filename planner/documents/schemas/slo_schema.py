@@ -1,5 +1,5 @@
-"""The JSON Schema of slo.yaml. The keys are those of the tables by which planner/documents reads the sections
-(`task.KEYS` and others); their values are described here. `with_help` adds the text that an editor shows.
+"""The JSON Schema of slo.yaml. Its keys come from the tables of keys in planner/documents (`task.KEYS` and
+others); this module describes their values. `with_help` adds the text that an editor shows.
 """
 
 from importlib import import_module
@@ -71,9 +71,9 @@ SECONDS = quantity_schema("s")
 
 def slo_schema(catalog: Catalog) -> Schema:
     """slo.yaml of one LLM, or of several under `llms`."""
-    # Each key's schema stands once, under `$defs`, as keys occur for all LLMs and for each of several.
-    parts = question_keys(catalog)
-    keys: dict[str, Schema] = {key: {"$ref": f"#/$defs/{key}"} for key in parts}
+    # Each key's schema stands once, under `$defs`: a key may occur at the top and in each entry of `llms`.
+    definitions = question_keys(catalog)
+    keys: dict[str, Schema] = {key: {"$ref": f"#/$defs/{key}"} for key in definitions}
     of_one_llm = {key: keys[key] for key in several_llms_question.OWN} | {
         "trace": with_help(TEXT, "The trace of this LLM, beside this file."),
         "model": with_help(TEXT, "The rows of the trace whose column `model` says this."),
@@ -82,7 +82,7 @@ def slo_schema(catalog: Catalog) -> Schema:
     entry = section_schema(of_one_llm, required=("llm",)) | _one_slo()
     named_entry = entry | {"properties": {"name": TEXT, **entry["properties"]}}
     llms = any_of(by_name(entry), {"type": "array", "items": named_entry, "minItems": 1})
-    # SHARED keys count for all LLMs together, DEFAULTS for every LLM that has no such key of its own.
+    # SHARED keys apply to all LLMs together, DEFAULTS to every LLM that has no such key of its own.
     keys_with_llms = ("llms", *several_llms_question.SHARED, *several_llms_question.DEFAULTS)
     document = section_schema(
         keys | {"llms": with_help(llms, "Several LLMs on one stock, each with its SLO.")}
@@ -93,7 +93,7 @@ def slo_schema(catalog: Catalog) -> Schema:
         "if": {"required": ["llms"]},
         "then": {"propertyNames": {"enum": list(keys_with_llms)}},
         "else": {"required": ["llm"], **_one_slo()},
-        "$defs": parts,
+        "$defs": definitions,
     }
 
 
@@ -161,7 +161,7 @@ def question_keys(catalog: Catalog) -> dict[str, Schema]:
         ),
         "day": with_help(day_section(), "How pools may change during a day; read by `plan day`."),
     }
-    # A key without a schema here may have any value: another reader checks it.
+    # A key without a schema here may have any value: the reader of slo.yaml checks it.
     return {key: schemas.get(key, ANYTHING) for key in task.KEYS}
 
 
@@ -171,8 +171,8 @@ def _one_slo() -> Schema:
 
 
 def slo_section() -> Schema:
-    """The section `slo`: limits by metric and percentile, as `ttft: {p90: 2 s}` or `ttft_p90: 2 s`, and what
-    stands beside them: attainment, windows, tenants and classes.
+    """The section `slo`: limits by metric and percentile, as `ttft: {p90: 2 s}` or `ttft_p90: 2 s`, and
+    beside them attainment, windows, tenants and classes.
     """
     lines: Schema = {
         "type": "object",
@@ -207,15 +207,17 @@ def slo_section() -> Schema:
     )
     flat_keys = {f"^({'|'.join(OF_REQUESTS)})_{PERCENTILE}$": SECONDS}
     # A class has `match` and at least one line, so two keys; there is at least one class.
-    classes = by_name(section_schema(of_class, such=flat_keys, required=("match",)) | {"minProperties": 2})
+    one_class = section_schema(of_class, patterns=flat_keys, required=("match",))
+    classes = by_name(one_class | {"minProperties": 2})
     classes |= {"propertyNames": {"pattern": CLASS_NAME}, "minProperties": 1}
     of_classes = {
         "classes": with_help(
             classes, "Limits by class of requests. A class names its requests under `match`."
         )
     }
-    limits = section_schema(other_keys | of_classes, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS})
-    # An SLO of these keys alone has no limit, so it is refused.
+    flat_lines = {f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS}
+    limits = section_schema(other_keys | of_classes, patterns=flat_lines)
+    # An SLO with none but these keys has no limit, so it is refused.
     no_limit = {"propertyNames": {"enum": list(other_keys)}}
     # `section_schema` lets any key be null; no metric may be.
     return limits | {"properties": metrics | limits["properties"], "not": no_limit}
@@ -263,7 +265,7 @@ def traffic_section(catalog: Catalog) -> Schema:
         ),
         **_description_schemas(),
         "agents": with_help(
-            any_of(whole_number_schema(most=MOST_AGENTS), agents()), "How many agents work at once."
+            any_of(whole_number_schema(most=MOST_AGENTS), agents_section()), "How many agents work at once."
         ),
     }
     one_tenant = section_schema(
@@ -277,7 +279,7 @@ def traffic_section(catalog: Catalog) -> Schema:
 
 
 def _description_schemas() -> dict[str, Schema]:
-    """What describes requests that are drawn: their lengths, their clients and what they share."""
+    """The keys that describe requests to draw: lengths, clients, sessions and shared prefixes."""
     return {
         "input": with_help(lengths_schema(), "Prompt tokens: a mean, or mean and percentiles."),
         "output": with_help(lengths_schema(), "Tokens of an answer, likewise."),
@@ -332,9 +334,9 @@ def _description_schemas() -> dict[str, Schema]:
     }
 
 
-def agents() -> Schema:
-    """The section `agents`: how many work at once, and what they are like. A row of catalogs/tasks.yaml gives
-    what is left out.
+def agents_section() -> Schema:
+    """The section `agents`: how many work at once, and what they are like. Missing keys come from a row of
+    catalogs/tasks.yaml.
     """
     pause = any_of(
         quantity_schema("s", positive=False),
@@ -401,7 +403,7 @@ def lengths_schema() -> Schema:
             },
             required=("histogram",),
         ),
-        section_schema({"mean": length, "max": length}, such={r"^p\d{1,2}(\.\d+)?$": length})
+        section_schema({"mean": length, "max": length}, patterns={r"^p\d{1,2}(\.\d+)?$": length})
         | {"minProperties": 1},
     )
 
@@ -430,7 +432,7 @@ def fleet_section(catalog: Catalog) -> Schema:
     }
     stock = {"type": ["integer", "null"], "minimum": 0, "maximum": LARGEST_COUNT}
 
-    def numbers(most: int = task.MOST_TOKENS) -> Schema:
+    def numbers_schema(most: int = task.MOST_TOKENS) -> Schema:
         return one_or_list(whole_number_schema(most=most))
 
     schemas: dict[str, Schema] = {
@@ -459,10 +461,12 @@ def fleet_section(catalog: Catalog) -> Schema:
         ),
         "unchecked": with_help(FLAG, "Whether GPUs whose step times nobody checked may be used."),
         "per_gpu": with_help(FLAG, "Whether to plan on each GPU type alone too."),
-        "pp": with_help(numbers(MAX_PP), "Pipeline stages of a worker that may be chosen."),
-        "dp": with_help(numbers(task.MAX_DP), "Data-parallel ranks of a worker that may be chosen."),
-        "max_num_batched_tokens": with_help(numbers(), "Tokens per step of an engine that may be chosen."),
-        "max_num_seqs": with_help(numbers(), "Requests per step of an engine that may be chosen."),
+        "pp": with_help(numbers_schema(MAX_PP), "Pipeline stages of a worker that may be chosen."),
+        "dp": with_help(numbers_schema(task.MAX_DP), "Data-parallel ranks of a worker that may be chosen."),
+        "max_num_batched_tokens": with_help(
+            numbers_schema(), "Tokens per step of an engine that may be chosen."
+        ),
+        "max_num_seqs": with_help(numbers_schema(), "Requests per step of an engine that may be chosen."),
         "network": with_help(network_section(NETWORK_KEYS), "What carries KV blocks between workers."),
         "prices": with_help(by_name(any_of(price, terms), gpus), "Prices in place of the catalog's."),
         "price_of": with_help(
@@ -483,8 +487,8 @@ def fleet_section(catalog: Catalog) -> Schema:
     return section_schema(schemas, task.FLEET_KEYS)
 
 
-def network_section(known: tuple[str, ...] = ALL_NETWORK_KEYS) -> Schema:
-    """The section `network`: all keys in fleet.yaml; a question has those of its site, `NETWORK_KEYS`."""
+def network_section(keys: tuple[str, ...] = ALL_NETWORK_KEYS) -> Schema:
+    """The section `network` with these `keys`: all of them in fleet.yaml, NETWORK_KEYS in slo.yaml."""
     speed = quantity_schema("bytes_per_s")
     topology: dict[str, Schema] = {
         "within": with_help(speed, "NVLink of a node."),
@@ -505,12 +509,12 @@ def network_section(known: tuple[str, ...] = ALL_NETWORK_KEYS) -> Schema:
         ),
         "shared": with_help(FLAG, "Whether transfers wait for each other; else none slows another down."),
     }
-    return section_schema(schemas, known)
+    return section_schema(schemas, keys)
 
 
 def policies_section() -> Schema:
-    """What may be chosen of every field of `Policies`, and the settings of fleet.yaml. A plan is simulated by
-    the kernel that batches step by step, so only rows of that kernel may be chosen.
+    """For every field of `Policies` the rows that may be chosen, and the settings of fleet.yaml. A plan is
+    simulated by the kernel that batches step by step (STEPWISE), so only rows of that kernel may be chosen.
     """
     rows = {
         field: [row.name for row in table.values() if STEPWISE in row.simulators]

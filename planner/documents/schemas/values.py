@@ -1,7 +1,7 @@
 """JSON Schemas of single values as files may hold them: quantities with units, shares, names, sections.
 
-A schema says what has the right shape. Whether values fit together, or name a row of a catalog, only the
-reader of the file knows.
+A schema describes the shape of a value. Only the reader of the file checks whether values fit together, or
+name a row of a catalog.
 """
 
 import re
@@ -71,7 +71,8 @@ def quantity_schema(unit: str, *, positive: bool = True) -> Schema:
     """A text such as "200 ms", or a bare number where the unit may be left out; 0 never needs a unit."""
     names = "|".join(re.escape(name) for name in sorted(unit_names(unit), key=len, reverse=True))
     optional = "" if needs_unit(unit) else "?"
-    # Looks ahead for a digit other than 0, before the exponent and the unit: letters, "/" or "$".
+    # A look-ahead for a digit other than 0 before the exponent or unit, which begin with a letter, "/" or
+    # "$".
     above_zero = "(?=[^a-zA-Z/$]*[1-9])" if positive else ""
     written: Schema = {
         "type": "string",
@@ -90,24 +91,24 @@ def share_schema(*, least: float | None = 0, above: float | None = None, most: f
 
 def section_schema(
     schemas: Mapping[str, Schema],
-    known: Collection[str] | None = None,
+    all_keys: Collection[str] | None = None,
     *,
     required: Collection[str] = (),
-    such: Mapping[str, Schema] | None = None,
+    patterns: Mapping[str, Schema] | None = None,
 ) -> Schema:
     """A mapping that may have these keys and no others; null stands for a key that is left out.
 
-    `known` are all keys in their order: those without a schema may have any value. `such` has schemas of
+    Of `all_keys`, in their order, those without a schema may have any value. `patterns` has schemas of
     further keys, by a regular expression that the key must match.
     """
-    keys = schemas if known is None else {key: schemas.get(key, ANYTHING) for key in known}
+    keys = schemas if all_keys is None else {key: schemas.get(key, ANYTHING) for key in all_keys}
     document: Schema = {
         "type": "object",
         "properties": {key: schema if key in required else or_null(schema) for key, schema in keys.items()},
         "additionalProperties": False,
     }
-    if such:
-        document["patternProperties"] = dict(such)
+    if patterns:
+        document["patternProperties"] = dict(patterns)
     if required:
         document["required"] = list(required)
     return document

@@ -51,8 +51,7 @@ _NAMES = {
         "duration",
     ),
 }
-# Short names of fields, such as those in the example above, and the names from which guess_columns knows
-# their roles.
+# Short names of fields, as in the example above -> the names by which guess_columns recognises their roles.
 _FULL_NAMES = {
     "rt": "request_time",
     "in": "input_tokens",
@@ -120,11 +119,9 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def columns_of(log_format: str, sample: pd.DataFrame, where: str) -> Columns:
-    """The roles of the fields. They are guessed from a sample of rows, except for the status and the path,
-    which the format defines. No field is the tenant: addresses and users in an access log do not count as
-    tenants.
-
-    `where` is the place that errors name.
+    """The roles of the fields: guessed from a sample of rows, except for the status and the path, which the
+    format defines. No field is the tenant, because addresses and users of an access log do not count as
+    tenants. `where` is the place that errors name.
     """
     column_map = guess_columns(sample, where)
     status = "status" if log_format == "combined" else "response_code"

@@ -45,8 +45,8 @@ _SECRET_WORDS = ("api_key", "apikey", "authorization", "token", "key")
 class Gatherer:
     """Collects blocks of rows, of one file or several, with `add`, and makes one trace of them with `trace`.
 
-    With a `salt` tenants are hashed. If blocks have a column SERIAL (span_waits.py), `serials` has its values
-    for the requests of the trace, once `trace` was called.
+    With a `salt` tenants are hashed. If blocks have a column SERIAL (span_waits.py), `trace` puts its values,
+    one per request of the trace, into `serials`.
     """
 
     columns: Columns
@@ -81,11 +81,11 @@ class Gatherer:
                 self._codes[name], self._names[name] = [], {}
 
     def add(self, line: IntArray, table: dict[str, pd.Series[Any]], where: str) -> None:
-        """Add rows, which are at `line` (n,) of their file. `where` begins error messages: the file, and what
-        the numbers count, such as "log.csv, line".
+        """Add rows, which are at `line` (n,) of their file. Error messages begin with `where`, such as
+        "log.csv, line", and the number.
         """
         column_names = self.columns.by_role()
-        # A row with a time is not blank. All columns are checked only if some row has no time.
+        # A row with a time is not blank, so the other columns are checked only if some row has no time.
         blank = is_missing(table[self.clock.name])
         if blank.any():
             blank = np.logical_and.reduce([is_missing(table[name]) for name in set(column_names.values())])
@@ -98,7 +98,7 @@ class Gatherer:
             if reason == FAILED and self.columns.request_id:
                 self._ids_failed.append(self._hashes(table[self.columns.request_id][left_out]))
             keep &= ~mask
-        inputs, outputs = (self._count(line, table, role, keep, where) for role in ("input", "output"))
+        inputs, outputs = (self._token_counts(line, table, role, keep, where) for role in ("input", "output"))
         self.dropped[formats.NO_OUTPUT] += int((keep & (outputs == 0)).sum())
         self.dropped[formats.NO_INPUT] += int((keep & (inputs == 0) & (outputs > 0)).sum())
         served = (inputs > 0) & (outputs > 0)
@@ -122,7 +122,7 @@ class Gatherer:
         if SERIAL in table:
             self._serials.append(table[SERIAL][keep].to_numpy(dtype=np.int64))
         for role in self._codes:
-            self._name(role, table[column_names[role]][keep])
+            self._add_names(role, table[column_names[role]][keep])
 
     def _without_load(
         self, table: dict[str, pd.Series[Any]], line: IntArray, where: str
@@ -150,7 +150,7 @@ class Gatherer:
             masks.append((failed, FAILED))
         return masks
 
-    def _count(
+    def _token_counts(
         self,
         line: IntArray,
         table: dict[str, pd.Series[Any]],
@@ -158,8 +158,8 @@ class Gatherer:
         keep: npt.NDArray[np.bool_],
         where: str,
     ) -> IntArray:
-        """The tokens (n,) in the column of a role; 0 for rows without a value, and for those not kept. Raises
-        TraceError if a kept row has a value that is not a count of tokens.
+        """The tokens (n,) in the column of a role; 0 for rows without a value, and for rows not in `keep`.
+        Raises TraceError if a kept row has a value that is no count of tokens.
         """
         name = getattr(self.columns, role)
         counts = as_numbers(table[name])
@@ -189,9 +189,9 @@ class Gatherer:
             )
         return at_ns - spans_ns(line, table[name], unit, where, name)
 
-    def _name(self, role: str, column: pd.Series[Any]) -> None:
-        """Add the names of a column as indices into `_names`; a missing name is "". A float without a
-        fraction is named as the whole number that it was before its column had gaps.
+    def _add_names(self, role: str, column: pd.Series[Any]) -> None:
+        """Add the names of a column as indices into `_names`; a missing name is "". A whole float, such as
+        7.0, gets the name 7, as pandas reads whole numbers in a column with gaps as floats.
         """
         codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
         index_of_name = self._names[role]
@@ -200,7 +200,7 @@ class Gatherer:
             for value in values
         ]
         indices = [index_of_name.setdefault(text, len(index_of_name)) for text in texts]
-        # Without rows there are no indices, and numpy cannot look up even no codes in an empty array.
+        # Without rows the array needs one entry, because numpy looks nothing up in an empty array.
         index_of_code = np.array(indices or [0], dtype=np.int32)
         self._codes[role].append(index_of_code[codes])
 
@@ -209,7 +209,7 @@ class Gatherer:
         missing = is_missing(column)
         hashed = pd.util.hash_array(column.astype(str).to_numpy(dtype=object), categorize=False)
         if missing.any():
-            # These numbers are small, and hashes of texts hardly ever are, so the two are not confused.
+            # These numbers are small, and hashes of texts hardly ever are, so the two do not collide.
             first = self._without_id
             self._without_id += len(missing)
             hashed[missing] = np.arange(first, self._without_id, dtype=np.uint64)[missing]
@@ -276,11 +276,11 @@ class Gatherer:
         ):
             ids = np.concatenate([*parts, np.zeros(0, np.uint64)])
             parts.clear()
-            more = np.setdiff1d(ids, counted)  # Each once.
-            counted = np.union1d(counted, more)
-            halves = len(ids) - len(more)
+            new_ids = np.setdiff1d(ids, counted)  # Without repetitions.
+            counted = np.union1d(counted, new_ids)
+            halves = len(ids) - len(new_ids)
             self.dropped[HALVES] += halves
-            # These halves were counted under a reason before, and are subtracted there.
+            # `add` has counted these halves under one of the reasons, where they are subtracted.
             for reason in reasons:
                 moved = min(halves, self.dropped[reason])
                 self.dropped[reason] -= moved
@@ -297,8 +297,8 @@ class Gatherer:
         return order
 
     def _warnings(self, name: str, request_count: int) -> tuple[str, ...]:
-        """A warning about the share of failed requests beside the `request_count` others. Raises
-        TraceError if the share is too large.
+        """A warning about the share of failed requests; `request_count` is the number of all other requests.
+        Raises TraceError if the share is too large.
         """
         failed = {reason: self.dropped[reason] for reason in (FAILED, formats.NO_INPUT, formats.NO_OUTPUT)}
         failed_count = sum(failed.values())

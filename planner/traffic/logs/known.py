@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.traffic.logs.log_columns_map import Columns
 
-# Names of the columns that `_langfuse_usage` makes; no program has columns of these names.
+# Names of the columns that `_langfuse_usage` adds; no program has columns of these names.
 _INPUT, _OUTPUT = "input tokens of usage", "output tokens of usage"
 _USAGE = ("usageDetails", "usage_details", "usage")  # The first of these columns that a row has.
 
@@ -22,9 +22,9 @@ _USAGE = ("usageDetails", "usage_details", "usage")  # The first of these column
 class ProgramTable:
     """A table of a program.
 
-    A file is recognised by one of `marks`, each a set of columns that it must have. `likely` has for each
-    role the names that its column may have, the preferred one first. `prepare` adds to a row the columns
-    `made`, which the file lacks, from its columns `reads`.
+    A file is recognised if it has all columns of one of the sets `marks`. `likely` has for each role the
+    names that its column may have, the preferred one first. `prepare` adds the columns `made` to a row,
+    computed from its columns `reads`.
     """
 
     name: str

@@ -40,7 +40,7 @@ _COMPARED_ROWS = 100  # Rows in which two columns of times are compared.
 _LIKELY_MS = 100
 _NAMED_IN_DOUBT = 4  # A doubt names at most this many columns.
 # Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_..._WORDS). Long sets are
-# joined of tuples, one on each line, only to save lines.
+# written as tuples, several words on a line.
 _PROMPT_WORDS = {"prompt", "input", "context", "prefill", "request"}
 _ANSWER_WORDS = {
     *("completion", "output", "generated", "generation"),
@@ -74,7 +74,7 @@ _NOT_TIME_WORDS = {
     # Ids of ten and more digits are in the range of times since 1970.
     *("id", "ids", "uuid", "hash"),
 }
-# A span is here a duration (how long a request took), and not a span of OpenTelemetry as in otlp.py.
+# In this module a span is a duration (how long a request took), not a span of OpenTelemetry as in otlp.py.
 _SPAN_WORDS = {"duration", "latency", "elapsed", "took", "runtime", "e2e", "span"}
 _SPAN_NAMES = {"request_time", "response_time", "total_time", "processing_time", "time_taken", "wall_time"}
 _NOT_SPAN_WORDS = {
@@ -263,9 +263,9 @@ def _grouped_error(grouped: list[str], where: str) -> UnsureError:
 
 
 def _dated_roles(sample: pd.DataFrame, name: str, pattern: str) -> dict[str, str]:
-    """What a map says of the column `name`, which holds dates of this strptime pattern, by role.
+    """By role, what a suggested map says of the column `name`, which holds dates of this strptime pattern.
 
-    The dates are arrivals. But if the name says end, and another column how long requests took, they are the
+    The dates are arrivals, unless the name says end and another column has durations: then they are the
     ends, and that column has the role duration.
     """
     span = next((str(each) for each in sample.columns if _is_span(sample, each)), "")
@@ -277,7 +277,7 @@ def _dated_roles(sample: pd.DataFrame, name: str, pattern: str) -> dict[str, str
 
 def _unnamed_clock_column(sample: pd.DataFrame) -> str:
     """The only column of dates, such as 2026-10-05T09:00:00Z; empty if there is none, or more than one.
-    Called where no name says that a column is a time. Numbers may be anything, so they do not count.
+    Called if no name says that its column is a time. Numbers may be anything, so they do not count.
     """
     dated = [
         name
@@ -381,7 +381,7 @@ def names_length(name: str, role: str) -> bool:
     own_words, other_words = (
         (_PROMPT_WORDS, _ANSWER_WORDS) if role == "input" else (_ANSWER_WORDS, _PROMPT_WORDS)
     )
-    # Prefixes of OpenTelemetry and the like say nothing of the role, and filling words nothing at all.
+    # Prefixes of OpenTelemetry and the like say nothing about the role, and fillers (num, of) nothing at all.
     words = [word for word in words_of(name) if word not in ("gen", "ai", "usage", "metadata", "http")]
     meaning_words = set(words) - {"x", "num", "n", "count", "of"}
     if not meaning_words & _LENGTH_WORDS or meaning_words & _NOT_LENGTH_WORDS:
@@ -468,9 +468,9 @@ def span_unit(name: str, columns: Any) -> str:
 def _time_columns(
     sample: pd.DataFrame, times: Mapping[str, str], spans: list[str], doubts: list[str]
 ) -> tuple[str, str, str, dict[str, str]]:
-    """The columns of arrival, end and duration, empty where one is not needed or missing, and their units. An
-    arrival alone is enough; without one, an end and a duration are needed. `times` says of each column of
-    times whether it is a start (`_clock_columns`), and `spans` are the columns of durations.
+    """The columns of arrival, end and duration, "" for one that is missing or not needed, and their units. An
+    arrival alone is enough; without one, an end and a duration are needed. `times` are the columns of times
+    with "start", "end" or "" (`_clock_columns`), and `spans` those of durations.
     """
     starts, others, ends = (
         [name for name, time_kind in times.items() if time_kind == kind] for kind in ("start", "", "end")
@@ -510,10 +510,10 @@ def _numeric_arrival(sample: pd.DataFrame) -> str:
     return next((name for name in named if not np.isnan(as_numbers(sample[name])).all()), "")
 
 
-def _apart_s(sample: pd.DataFrame, one: str, other: str) -> float:
+def _apart_s(sample: pd.DataFrame, first_name: str, second_name: str) -> float:
     """The median distance of two columns of times [s]; 0 where no row has both."""
     distances_ns = []
-    clocks = [LogClock(one), LogClock(other)]
+    clocks = [LogClock(first_name), LogClock(second_name)]
     for _, row in sample.iloc[:_COMPARED_ROWS].iterrows():
         try:
             times_ns = [
@@ -543,7 +543,7 @@ def _column_named(sample: pd.DataFrame, role: str, likely: tuple[str, ...], take
     without_prefix = {words.removeprefix("gen_ai_"): name for words, name in by_words.items()}
     for likely_name in likely:
         name = by_words.get(likely_name) or without_prefix.get(likely_name)
-        # A status whose values we do not understand is not used.
+        # A status whose values are unknown is not used.
         if name and not is_missing(sample[name]).all() and (role != "status" or tells_status(sample[name])):
             return name
     return ""
@@ -574,8 +574,8 @@ _FAILED = {
 
 
 def has_failed(column: pd.Series[Any]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], list[str]]:
-    """Whether each value says that the request failed, and the different values that are not understood. A
-    missing value says nothing, which counts as not failed.
+    """(n,): whether each value says that the request failed; and the different values that are unknown. A
+    missing value counts as not failed.
     """
     codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
     # The last place (index -1) is for the code -1, which pandas gives to values that it takes for missing.
@@ -593,7 +593,7 @@ def has_failed(column: pd.Series[Any]) -> tuple[np.ndarray[Any, np.dtype[np.bool
 
 
 def tells_status(column: pd.Series[Any]) -> bool:
-    """Whether at least _FITTING_FRAC of the values are understood as a status. Reading refuses the others."""
+    """Whether at least _FITTING_FRAC of the values are known values of a status."""
     unknown = has_failed(column)[1]
     return float(column.astype(str).isin(unknown).mean()) <= 1 - _FITTING_FRAC
 

@@ -25,7 +25,7 @@ from planner.traffic.logs.times import zone_of
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace
 
-# The format of a log whose columns have roles by a map: the user's (--map), or a guess.
+# The format of a log whose columns get their roles from a map: the user's (--map), or a guessed one.
 COLUMN_MAP = "columns"
 _PROGRAMS = tuple(program.format_name for program in known.TABLES)
 NAMES = (COLUMN_MAP, "vllm", "otlp", *_PROGRAMS, "access-log")  # The values of --format.
@@ -36,7 +36,7 @@ _SUMS = {
     *("num_model_requests", "n_requests", "num_requests", "request_count", "requests", "api_requests"),
     *("total_requests", "successful_requests", "requests_count", "calls", "n_context_tokens_total"),
 }
-# Columns of traces that are not read from logs.
+# Columns that are read from traces, but not from logs.
 _TRACE_COLUMNS = {"hash_ids", "prefix_ids", "after", "think_s", "image_tokens"}
 # Keys under which an object may hold the list of all rows, such as a page of an API.
 _LISTS = ("data", "rows", "items", "results", "logs", "observations", "spans", "records")
@@ -108,8 +108,8 @@ class LogSource:
 class _Log:
     """A log whose kind is known: its format's `name`, its columns, and the blocks of its rows.
 
-    `is_guess` if the columns were guessed. Errors name a value's place by `counted`, a "line", "row" or
-    "object". `notes` and `doubts` (warnings) are for the trace; both are complete when all blocks were read.
+    `is_guess`: the columns were guessed. Errors number what `counted` says: a "line", "row" or "object".
+    `notes` and `doubts` (warnings) are for the trace; both are complete when all blocks were read.
     """
 
     name: str
@@ -144,7 +144,7 @@ def read_logs(
     line and column if a value is wrong.
     """
     gatherer: Gatherer | None = None
-    log: _Log | None = None  # After the loop, that of the last file; all have the same columns.
+    log: _Log | None = None  # After the loop the log of the last file; all files have the same columns.
     tree = SpanTree()  # The spans of all files.
     for source in sources:
         log = _parquet_log(source.path, options) if source.stream is None else _log_of(source, options, tree)
@@ -163,7 +163,7 @@ def read_logs(
     if len(files) > 1 and gatherer.clock.since_zero:
         raise TraceError(f"{files[1]}: its clock counts from zero, so nobody knows how it lies to the others")
     if log.is_guess:
-        gatherer.notes.insert(0, _taken_as(log.columns, gatherer))
+        gatherer.notes.insert(0, _guess_note(log.columns, gatherer))
     name = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     trace = gatherer.trace(name)
     if len(gatherer.serials):  # The rows are spans, which may wait for others.
@@ -171,8 +171,8 @@ def read_logs(
     return ReadTrace(trace, log.name, log.columns if log.name in (COLUMN_MAP, "access-log") else None)
 
 
-def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
-    """The note that says which map was guessed, with the --map from which a user can start to correct it."""
+def _guess_note(columns: Columns, gatherer: Gatherer) -> str:
+    """The note on a guessed map, with the --map that a user may correct."""
     when = columns.arrival or f"{columns.end} - {columns.duration}"
     others = ", ".join(
         f"{role} {name}"
@@ -208,7 +208,7 @@ def _log_of(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
 
 
 def _vllm_log(source: LogSource) -> _Log:
-    """A log of vLLM. Its rows are known only after all lines were read, as several lines make one row."""
+    """A log of vLLM. All lines are read before the first row is made, as several lines make one row."""
     log = vllm_log.VllmLog(source.path)
 
     def blocks() -> Iterator[log_tables.Block]:
@@ -246,8 +246,8 @@ def _parquet_log(path: Path, options: LogOptions) -> _Log:
     if sample_block is None:
         raise TraceError(f"{path}: has no row; expected at least one request")
     where = f"{path}, row 1"
-    table = _table(names, options)
-    # A program whose table needs `prepare` writes JSON or CSV, so this file comes from another program.
+    table = _find_table(names, options)
+    # Programs whose table needs `prepare` do not write Parquet, so this file comes from another program.
     table_columns = table.columns(names) if table is not None and table.prepare is None else None
     if table_columns is None:
         _refuse_format(options, where)
@@ -255,13 +255,13 @@ def _parquet_log(path: Path, options: LogOptions) -> _Log:
         table_columns = options.columns or guess_columns(
             pd.DataFrame(sample_block[1]).iloc[: log_tables.SAMPLE_ROWS], where
         )
-    _check_there(table_columns, names, where)
+    _check_columns(table_columns, names, where)
     blocks = log_tables.parquet_blocks(
         path, log_tables.parquet_file(path), set(table_columns.by_role().values())
     )
     is_guess = options.columns is None and table is None
     name = table.name if table else COLUMN_MAP
-    notes = _not_read(file.schema_arrow.names)  # `names` would lack columns with lists of ids.
+    notes = _ignored_notes(file.schema_arrow.names)  # `names` would lack columns with lists of ids.
     return _Log(name, table_columns, blocks, counted="row", is_guess=is_guess, notes=notes)
 
 
@@ -269,16 +269,16 @@ def _csv_log(source: LogSource, options: LogOptions) -> _Log:
     """A log in CSV: the table of a known program, or columns that are mapped or guessed."""
     names = log_tables.csv_names(source.path, source.first, source.at)
     doubts: list[str] = []
-    table = _table(names, options)
+    table = _find_table(names, options)
     where = f"{source.path}, line {source.at}"
     if table is not None:
         columns = table.columns(names)
-        assert columns is not None  # `_table` returns only tables with these columns.
-        wanted = _read_columns(columns, table, names)
+        assert columns is not None  # `_find_table` returns only tables with these columns.
+        wanted = _columns_to_read(columns, table, names)
         lengths = [name for name in (columns.input, columns.output) if name in wanted]
         blocks = _csv_blocks(source, names, wanted, [columns.arrival], lengths, doubts)
         if table.prepare is not None:
-            blocks = _prepared(blocks, columns, table)
+            blocks = _prepare_blocks(blocks, columns, table)
         return _Log(table.name, columns, blocks, doubts=doubts)
     _refuse_format(options, where)
     _refuse_sums(names, where)
@@ -287,7 +287,7 @@ def _csv_log(source: LogSource, options: LogOptions) -> _Log:
         raise TraceError(f"{where}: holds figures, expected the names of columns; put a header before them")
     sample = log_tables.csv_sample(names, source.peek())
     columns = options.columns or guess_columns(sample, where)
-    _check_there(columns, names, where)
+    _check_columns(columns, names, where)
     if failed := unmapped_status(sample, columns) if options.columns else "":
         doubts.append(
             f"{source.path}: column {show_value(failed)} says that some requests failed; the map names no "
@@ -297,7 +297,7 @@ def _csv_log(source: LogSource, options: LogOptions) -> _Log:
     figures = [column_of[role] for role in ("arrival", "end", "input", "output") if role in column_of]
     lengths = [column_of[role] for role in ("input", "output") if role in column_of]
     blocks = _csv_blocks(source, names, set(column_of.values()), figures, lengths, doubts)
-    notes = _not_read(names)
+    notes = _ignored_notes(names)
     return _Log(COLUMN_MAP, columns, blocks, is_guess=options.columns is None, notes=notes, doubts=doubts)
 
 
@@ -321,18 +321,16 @@ def _csv_blocks(
     return ((block.starts, columns) for block, columns in checked_blocks)
 
 
-def _read_columns(columns: Columns, table: known.ProgramTable, names: Collection[str]) -> set[str]:
-    """The columns to read: those of `columns` that the file has, and those from which the program's `prepare`
-    makes further ones.
-    """
+def _columns_to_read(columns: Columns, table: known.ProgramTable, names: Collection[str]) -> set[str]:
+    """The columns of the file to read: those with a role, and those that the program's `prepare` reads."""
     needed = {*columns.by_role().values(), *(table.reads if table.prepare else ())}
     return needed & set(names)
 
 
-def _prepared(
+def _prepare_blocks(
     blocks: Iterator[log_tables.Block], columns: Columns, table: known.ProgramTable
 ) -> Iterator[log_tables.Block]:
-    """The blocks of a CSV, with the columns that the program's `prepare` makes from others."""
+    """The blocks of a CSV, with the columns that the program's `prepare` adds."""
     assert table.prepare is not None
     wanted = set(columns.by_role().values())
     for line, block in blocks:
@@ -347,7 +345,7 @@ def _prepared(
         yield line, {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in wanted}
 
 
-def _table(names: Collection[str], options: LogOptions) -> known.ProgramTable | None:
+def _find_table(names: Collection[str], options: LogOptions) -> known.ProgramTable | None:
     """The known program whose tables have these columns; None if there is none, or if `options` says how to
     read the log.
     """
@@ -371,16 +369,16 @@ def read_frame(
     _refuse_sums(names, name)
     _refuse_format(options, name)
     columns = options.columns or guess_columns(frame.iloc[: log_tables.SAMPLE_ROWS], name)
-    _check_there(columns, names, name)
+    _check_columns(columns, names, name)
     gatherer = Gatherer(columns, options.zone, options.salt, drop_invalid)
     gatherer.add(
         np.arange(len(frame)), {each: frame[each] for each in columns.by_role().values()}, f"{name}, row"
     )
-    gatherer.notes = [*([] if options.columns else [_taken_as(columns, gatherer)]), *_not_read(names)]
+    gatherer.notes = [*([] if options.columns else [_guess_note(columns, gatherer)]), *_ignored_notes(names)]
     return gatherer.trace(name)
 
 
-def _not_read(names: Collection[str]) -> list[str]:
+def _ignored_notes(names: Collection[str]) -> list[str]:
     """A list with a note, if the file has columns that are read only from traces; else an empty list."""
     ignored = [name for name in names if name.lower() in _TRACE_COLUMNS]
     if not ignored:
@@ -398,7 +396,7 @@ def _refuse_sums(names: Collection[str], where: str) -> None:
 
 
 def _refuse_format(options: LogOptions, where: str) -> None:
-    """Raise TraceError if the user gave a format; for files that were found not to have it."""
+    """Raise TraceError if the user gave a format; called for files that do not have it."""
     if options.format not in (None, COLUMN_MAP):
         raise TraceError(
             f"{where}: is not in the format {options.format}; leave --format out, and the format is "
@@ -406,7 +404,7 @@ def _refuse_format(options: LogOptions, where: str) -> None:
         )
 
 
-def _check_there(columns: Columns, names: Collection[str], where: str) -> None:
+def _check_columns(columns: Columns, names: Collection[str], where: str) -> None:
     """Raise TraceError for a map that names a column which the file lacks."""
     for role, name in columns.by_role().items():
         if name not in names:
@@ -427,7 +425,7 @@ def _json_log(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
         wanted = {*otlp.COLUMNS.by_role().values(), SERIAL}
         return _Log("otlp", otlp.COLUMNS, log_tables.object_blocks(spans, wanted))
     names = list(dict.fromkeys(name for row in sample for name in (*row, *log_tables.flatten_row(row))))
-    table = _table(names, options)
+    table = _find_table(names, options)
     where = f"{source.path}, {counted} {source.at if counted == 'line' else 1}"
     if table is not None:
         columns = table.columns(names)
@@ -438,17 +436,17 @@ def _json_log(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
     _refuse_sums(names, where)
     columns = options.columns or guess_columns(log_tables.json_sample(sample), where)
     if options.columns is not None:  # A guess names only columns that the sample has, so it needs no check.
-        _check_there(columns, names, where)
+        _check_columns(columns, names, where)
     blocks = log_tables.object_blocks(rows, set(columns.by_role().values()))
     is_guess = options.columns is None
-    return _Log(COLUMN_MAP, columns, blocks, counted, is_guess=is_guess, notes=_not_read(names))
+    return _Log(COLUMN_MAP, columns, blocks, counted, is_guess=is_guess, notes=_ignored_notes(names))
 
 
 def _json_objects(
     source: LogSource,
 ) -> tuple[Iterator[tuple[int, log_tables.Row]], list[log_tables.Row], str]:
-    """All objects with their numbers; the first SAMPLE_ROWS of them, as a sample, without empty ones; and
-    what the numbers count: "line" or "object".
+    """All objects with their numbers; a sample, which is the first SAMPLE_ROWS of them without empty ones;
+    and what the numbers count: "line" or "object".
     """
     rows: Iterator[tuple[int, log_tables.Row]]
     if source.first[:1] == b"[":
@@ -468,8 +466,9 @@ def _document(source: LogSource) -> Iterator[log_tables.Row] | None:
     try:
         first = parse_json(source.first, has_nan=True, counts_digits=False)
     except ValueError:
-        # The first line is not JSON by itself. If it ends as an object does, the file has an object on each
-        # line, and the reader of lines will refuse this one with its number. Else the object goes on below.
+        # The first line is not JSON by itself. If it ends in "}", the file has an object on each line, and
+        # the reader of lines refuses this one with its number. Otherwise the object continues on further
+        # lines.
         if source.first.rstrip().endswith(b"}"):
             return None
         other_lines = source.stream.read(_MOST_BYTES)

@@ -129,7 +129,7 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
         position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
         if position == len(text) and read_more():
             continue
-        # A comma stands before every object but the first.
+        # Every object but the first follows a comma.
         if number and text[position : position + 1] == ",":
             comma, position = position, _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
             # The next object is not in the text yet. Read more of the file and parse the comma again.
@@ -147,7 +147,8 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
         try:
             value, end = decoder.raw_decode(text, position)
             if end == len(text) and not isinstance(value, dict):
-                raise ValueError("may go on")  # A number that the chunk cuts off looks like a shorter number.
+                # A number that is cut at the end of the chunk looks like a shorter number.
+                raise ValueError("may go on")
         except (ValueError, RecursionError) as error:
             if read_more():
                 continue
@@ -208,8 +209,9 @@ def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Ite
         for batch in file.iter_batches(
             batch_size=BLOCK_ROWS, columns=None if wanted is None else list(wanted)
         ):
-            # Metadata of pandas in the file may be damaged. Whole numbers of a column with gaps stay whole:
-            # as floats, 7 would be the name "7.0", and long ids of several requests would be equal.
+            # Metadata of pandas in the file may be damaged, so they are ignored. Whole numbers of a column
+            # with gaps must stay whole: as floats, 7 would be the name "7.0", and different long ids would be
+            # equal.
             table = batch.to_pandas(ignore_metadata=True, integer_object_nulls=True)
             end_row = first_row + len(table)
             yield np.arange(first_row, end_row), {str(name): table[name] for name in table.columns}

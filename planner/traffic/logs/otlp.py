@@ -74,19 +74,18 @@ def span_rows(
             tree.add(span_id, parent, trace_id, str(conversation), *times)
             row = _call_row(span, attributes)
             if row is not None:
-                # SpanTree knows the call by this number when it is asked which requests the call waited for.
+                # By this number `SpanTree.with_waits` finds the call again.
                 row[SERIAL] = tree.add_call(span_id, trace_id, *times)
                 calls.append((number, span_id, row))
-    outer: set[str] = set()  # The spans around a call with a number of input tokens.
+    outer: set[str] = set()  # The spans around a call that has a number of input tokens.
     for _, span_id, row in calls:
         ancestor = parent_of.get(span_id) if row["input_tokens"] is not None else None
-        # The spans around one that is in `outer` are in it too. This also ends a circle of parents.
+        # The ancestors of a span in `outer` are in `outer` already. This also ends a circle of parents.
         while ancestor and ancestor not in outer:
             outer.add(ancestor)
             ancestor = parent_of.get(ancestor)
-    # A request may have several answers (vLLM's parameter n), each with a span of the same id and start. The
-    # first gets the output tokens of all of them; where it has no number itself, or another has none, nothing
-    # is added.
+    # A request may have several answers (vLLM's parameter n), each with a span of the same id and start.
+    # Their output tokens are added to those of the first answer, if both numbers are known.
     first_answers: dict[tuple[str, str], dict[str, Any]] = {}
     rows: list[tuple[int, dict[str, Any]]] = []
     for number, span_id, row in calls:

@@ -1,12 +1,12 @@
-"""Finds which calls of a model waited for which others, from the tree of spans that holds them. otlp.py reads
-the spans.
+"""Finds which calls of a model waited for which others, from the spans that enclose them. otlp.py reads the
+spans.
 
-The parent of a span says whose work it is, not what it waited for. What it waited for follows from the times:
-of two children of one span the later one waits for the earlier one if the earlier one had ended when the
-later one began. So a call waits for the last calls of its agent before it, and of all sub-agents that had
-returned. The first call of a sub-agent waits for what its caller had done before. The pause of a call is the
-time from the end of the last call that it waits for to its own beginning, which tools or a person took.
-OpenTelemetry's traces of one conversation count as children of one span; each trace is a task.
+The parent of a span says whose work it is, not what it waited for. That follows from the times: of two
+children of one span, the later one waits for the earlier one if that had ended when the later one began. So a
+call waits for the last calls of its agent before it, and of all sub-agents that had returned. The first call
+of a sub-agent waits for what its caller had done before. The pause of a call, which tools or a person took,
+is the time from the end of the last call that it waits for to its own beginning. OpenTelemetry's traces of
+one conversation count as children of one span; each trace is a task.
 
     [ agent                                                    ]
       [ call 1 ]   [ tool: sub-agent [ call a ] [ call b ] ]
@@ -31,7 +31,7 @@ _Path = tuple[str, ...]  # Conversation, trace and spans that enclose a call, th
 
 @dataclass(slots=True)
 class SpanTree:
-    """Spans as they are read. Every span is added with `add`; one that is a request is also added with
+    """The spans of all files. Every span is added with `add`; a span that is a request is also added with
     `add_call`, which numbers it. By these numbers `with_waits` finds the calls again. Times are ns since
     1970.
     """
@@ -61,7 +61,7 @@ class SpanTree:
 
     def with_waits(self, trace: Trace, serials: IntArray) -> Trace:
         """The trace, whose request i is call number `serials[i]`, with waits, pauses, tasks and nominal
-        arrivals: those that would be if answers took no time. As it is, if no request waits for another.
+        arrivals (as if answers took no time). It is unchanged if no request waits for another.
         """
         edges = self._wait_edges(serials.tolist())
         if not edges:
@@ -88,15 +88,15 @@ class SpanTree:
         return linked.select(order, arrival_s=arrival_s[order] - arrival_s[order[0]])
 
     def _path(self, span: str, trace: str) -> _Path:
-        """What encloses a call: conversation, trace, spans. A trace without a conversation makes one."""
+        """What encloses a call: conversation, trace, spans. A trace without a conversation counts as one."""
         ancestors: list[str] = []
         parent = self._spans[span][0] if span in self._spans else ""
         while parent and parent not in ancestors:  # In a broken log a span may be its own ancestor.
             ancestors.append(parent)
             parent = self._spans[parent][0] if parent in self._spans else ""
-        logged = [ancestor for ancestor in ancestors if ancestor in self._spans]
+        in_file = [ancestor for ancestor in ancestors if ancestor in self._spans]
         conversation = self._conversations.get(trace) or trace
-        return (f"conversation {conversation}", f"trace {trace}", *reversed(logged))
+        return (f"conversation {conversation}", f"trace {trace}", *reversed(in_file))
 
     def _wait_edges(self, serials: Sequence[int]) -> list[tuple[int, int]]:
         """Pairs of a request and one that it waits for, both as indices into `serials`. The innermost spans
@@ -138,8 +138,8 @@ class _CallGroup:
 
 
 def _join_groups(groups: list[_CallGroup], edges: list[tuple[int, int]]) -> _CallGroup:
-    """The children of one span, joined into one group. The pairs (child, parent) of calls of which one waits
-    for the other are added to `edges`.
+    """The children of one span, joined into one group. Pairs (child, parent) of calls are added to `edges`:
+    the child waits for the parent.
     """
     groups.sort(key=lambda group: (group.start_ns, group.end_ns))
     by_end = sorted(range(len(groups)), key=lambda k: groups[k].end_ns)
@@ -156,14 +156,14 @@ def _join_groups(groups: list[_CallGroup], edges: list[tuple[int, int]]) -> _Cal
         if not ended:
             firsts += group.firsts
             continue
-        # The group waits for the ended one that began last, and for those that ended after that one began. It
-        # waits for all earlier ones too, because the one that began last does.
+        # Of the ended groups, this one waits for `newest`, which began last, and for those that ended after
+        # `newest` began. It need not wait for earlier ones, because `newest` does.
         newest = latest[ended - 1]
         first_after = bisect_right(ends_ns, groups[newest].start_ns, hi=ended)
-        before = {newest, *by_end[max(first_after, ended - MOST_WAITS) : ended]}
+        waited_for = {newest, *by_end[max(first_after, ended - MOST_WAITS) : ended]}
         parents: list[int] = []
-        # Groups that ended last come first, because MOST_WAITS cuts off the others.
-        for i in sorted(before, key=lambda i: -groups[i].end_ns):
+        # Groups that ended last come first, because MOST_WAITS cuts off the end of the list.
+        for i in sorted(waited_for, key=lambda i: -groups[i].end_ns):
             is_waited_for[i] = True
             parents += groups[i].lasts
         edges += [(child, parent) for child in group.firsts for parent in parents[:MOST_WAITS]]
@@ -175,8 +175,8 @@ def _join_groups(groups: list[_CallGroup], edges: list[tuple[int, int]]) -> _Cal
 
 
 def _nominal_s(start_s: FloatArray, after: IntArray, think_s: FloatArray) -> FloatArray:
-    """(n,): when calls would arrive if answers took no time. A call with parents arrives after the last of
-    them and its own pause; its start in the log does not count, since it includes the time of their answers.
+    """(n,): when calls would arrive if answers took no time. A call with parents arrives its own pause after
+    the last of them; its start in the log does not count, since that includes the time of their answers.
     Parents have lower numbers than their children.
     """
     nominal_s = start_s.tolist()

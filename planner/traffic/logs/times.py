@@ -1,5 +1,5 @@
 """Reads the times of a log as nanoseconds since 1970: finds the unit of numbers, and applies the time zone of
-dates. log_columns_map.py and gather.py use it.
+dates.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from planner.traffic.zones import LocalTimes, says_zone
 from planner.units import DAY_S
 
 NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-# Logs are taken to be of the years from 2000 up to 2100 (here as Unix times). A number outside of these years
+# The times of logs are taken to be from 2000 up to 2100 (here as Unix times). A number outside of these years
 # is in another unit, or does not count from 1970.
 YEAR_2000_S, YEAR_2100_S = 946_684_800.0, 4_102_444_800.0
-LONGEST_COUNT_S = 100 * 366 * DAY_S  # A clock with a zero of its own has run for 100 years at most.
+LONGEST_COUNT_S = 100 * 366 * DAY_S  # A clock with another zero than 1970 has run for 100 years at most.
 LONGEST_SPAN_NS = 7 * DAY_S * 1e9  # The duration of a request must be shorter.
 SAMPLE_VALUES = 1000  # The unit of a column is chosen by the first values that are not missing, this many.
 # Words with which a column's name may say its unit.
@@ -173,7 +173,7 @@ class LogClock:
         self.unit = named_unit
 
     def fitting_frac(self, column: pd.Series[Any]) -> float:
-        """The share of the first values of a column that are times in one unit, and sets `unit` to it; 0 if
+        """Set `unit` by the first values of a column, and return the share of them that are times in it; 0 if
         most of them are no times.
         """
         sample = column[~is_missing(column)].iloc[:SAMPLE_VALUES]
@@ -352,15 +352,15 @@ def guess_pattern(text: str, *, month_first: bool = False) -> str:
     match = _LOCAL_DATE.fullmatch(text.strip())
     if match is None:
         return "%d/%m/%Y %H:%M:%S"
-    _, sign, _, between, seconds, fraction, half = match.groups()
+    _, sign, _, separator, seconds, fraction, am_pm = match.groups()
     day = f"%m{sign}%d" if month_first else f"%d{sign}%m"
-    time = f"{'%I' if half else '%H'}:%M{':%S' if seconds else ''}{'.%f' if fraction else ''}"
-    return f"{day}{sign}%Y{between}{time}{half.replace(half.strip(), '%p') if half else ''}"
+    time = f"{'%I' if am_pm else '%H'}:%M{':%S' if seconds else ''}{'.%f' if fraction else ''}"
+    return f"{day}{sign}%Y{separator}{time}{am_pm.replace(am_pm.strip(), '%p') if am_pm else ''}"
 
 
 def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name: str) -> IntArray:
-    """Durations (n,) [ns]. Numbers are in `unit`, which may be "" if every value says its own unit (350ms). A
-    missing value is 0. Raises TraceError for other values, and for a week and more.
+    """Durations (n,) [ns]. Numbers are in `unit`; "" if every value has its own unit (350ms). A missing value
+    is 0. Raises TraceError for other values, and for durations of a week and more.
     """
     missing = is_missing(column)
     values = as_numbers(column) * (NS_PER[unit] if unit else np.nan)

@@ -44,7 +44,7 @@ _JSON_LINE = re.compile(
     rb'\{.*"asctime": ?"(?P<stamp>\d{4}-\d\d-\d\d[ T][\d:.,]+)".*"message": ?"(?P<message>(?:[^"\\]|\\.)*)"'
 )
 _VLLM_LOGGER = b'"name": "vllm'  # JSON lines with this text are vLLM's, not another program's.
-# Messages on a request, by what they begin with, and settings of a request in the first of them.
+# How messages on a request begin, and the settings of a request in the first of them.
 _RECEIVED = re.compile(rb"Received request (\S+?): ")
 _DETAILS = re.compile(rb"Request (\S+) details: ")
 _GENERATED = re.compile(rb"Generated response (\S+)(?: \((streaming delta|streaming complete)\))? details: ")
@@ -70,15 +70,15 @@ _CUT_PROMPTS = 3
 class _ParsedRequest:
     """A request, with the number and the time of the first line that names it.
 
-    `asked_tokens` is the sum of the max_tokens of its answers. It is set only if the request has ignore_eos,
-    because then the answers have exactly as many tokens.
+    `max_tokens` is the sum over its answers. It is set only if the request has ignore_eos, because then the
+    answers have exactly as many tokens.
     """
 
     line: int
     time_ns: int
     prompt_tokens: int | None = None
     output_tokens: int | None = None
-    asked_tokens: int | None = None
+    max_tokens: int | None = None
     lora: str | None = None
     status: str = "ok"
 
@@ -120,16 +120,15 @@ class _YearlessDays:
 
 
 class VllmLog:
-    """Reads the lines of a log (`read`); at the end `rows` gives the requests.
-
-    While `rows` runs it adds to `notes` what a user should know of the trace.
+    """Reads the lines of a log (`read`); then `rows` gives the requests, and adds notes for the user to
+    `notes`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.requests: dict[bytes, _ParsedRequest] = {}  # By vLLM's request id.
         self.notes: list[str] = []
-        # Whether lines begin with a date that has a year; None before the first line.
+        # Whether lines begin with a whole date, year included; None before the first line.
         self.has_stamps: bool | None = None
         self._days = _YearlessDays()
         # For each number n: how many prompts have n characters and n token ids.
@@ -138,8 +137,7 @@ class VllmLog:
     def read(self, lines: Iterable[tuple[int, bytes]]) -> None:
         """Take the lines of a log, with their numbers."""
         for number, raw in lines:
-            # Most lines have neither "Request", "request" nor "Generated". This test is faster than the
-            # patterns.
+            # Most lines have neither "Request", "request" nor "Generated"; this test is faster than patterns.
             if b"equest" not in raw and b"Generated" not in raw:
                 continue
             match = _LINE.match(raw) or _JSON_LINE.match(raw)
@@ -147,7 +145,7 @@ class VllmLog:
                 continue
             message = match["message"]
             if received := _RECEIVED.match(message):
-                self._received(number, self._time_ns(number, match), received[1], message)
+                self._take_received(number, self._time_ns(number, match), received[1], message)
             elif details := _DETAILS.match(message):
                 # The lines of a request may come in any order.
                 request = self.requests.setdefault(
@@ -155,7 +153,7 @@ class VllmLog:
                 )
                 request.prompt_tokens = self._count_ids("in", message)
             elif generated := _GENERATED.match(message):
-                self._generated(generated, message)
+                self._take_generated(generated, message)
             elif (ended := _ENDED.match(message)) and ended[1] in self.requests:
                 self.requests[ended[1]].status = "aborted" if ended[2] == b"aborted" else "failed"
 
@@ -182,9 +180,9 @@ class VllmLog:
                 "vLLM with VLLM_LOGGING_LEVEL=DEBUG and --enable-log-outputs, or export its spans "
                 "(--otlp-traces-endpoint)"
             )
-        assumed = [r for r in requests if r.output_tokens is None and r.asked_tokens and r.status == "ok"]
+        assumed = [r for r in requests if r.output_tokens is None and r.max_tokens and r.status == "ok"]
         for request in assumed:
-            request.output_tokens = request.asked_tokens
+            request.output_tokens = request.max_tokens
         if assumed:
             self.notes.append(
                 f"{len(assumed)} answers are not in the log; they have ignore_eos and are taken as long as "
@@ -202,7 +200,7 @@ class VllmLog:
                 },
             )
 
-    def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
+    def _take_received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
         """Take the message on a request that arrived: its settings, and before these perhaps its prompt."""
         request = self.requests.setdefault(name, _ParsedRequest(number, time_ns))
         if (tokens := self._count_ids("in", message)) is not None:  # vLLM up to 0.10 writes the ids here.
@@ -211,11 +209,11 @@ class VllmLog:
         tail = message[message.rfind(b"SamplingParams(") :]
         if b"ignore_eos=True" in tail and (match := _MAX_TOKENS.search(tail)):
             answers = _ANSWER_COUNT.search(tail)
-            request.asked_tokens = int(match[1]) * (int(answers[1]) if answers else 1)
+            request.max_tokens = int(match[1]) * (int(answers[1]) if answers else 1)
         if lora := _LORA.search(tail):
             request.lora = lora[1].decode(errors="replace")
 
-    def _generated(self, match: re.Match[bytes], message: bytes) -> None:
+    def _take_generated(self, match: re.Match[bytes], message: bytes) -> None:
         """Add the tokens of an answer, or of one piece of a streamed answer, to its request. The message at
         the end of a stream repeats the tokens of all pieces, so it does not count.
         """
