@@ -1,19 +1,19 @@
 """Finds the optimum of a day on which worker types, and prefill and decode splits, may change too.
 
-The fleets that a day compares have one shape each: the same pools all day. Here the pools of all of them are
-one fleet, and each pool may be empty at any time, so a calm night may be served by a small GPU, an hour of
-long prompts by prefill and decode workers, and a burst by whatever starts soonest. If no fleet has separate
-prefill and decode workers, those of the cheapest fleet's worker type are added, and mixed ones if none has.
+The fleets that a day compares have the same pools all day. Here the pools of all these fleets form one fleet,
+and each pool may be empty at any time. So a calm night may be served by a small GPU, an hour of long prompts
+by prefill and decode workers, and a burst by whatever starts soonest. Pools of the roles that the cheapest
+fleet lacks are added, of the same worker types.
 
-The optimum of these pools on the grid is searched as that of any fleet (day/search/day_optimum.py), beginning
-with cuts of each window by itself (day/search/window_cuts.py). Then in its timetable, and in that of the
-cheapest fleet alone, workers of one type are exchanged for those of another, at any moment
-(day/search/exchanged_lives.py). So the result never costs more than the cheapest fleet's optimum. It has the
-policies of that fleet.
+The search on the grid is the same as for any fleet (day/search/day_optimum.py), and begins with cuts of each
+window by itself (day/search/window_cuts.py). Then workers of one type are exchanged for workers of another,
+at any moment (day/search/exchanged_lives.py): once in the timetable that the grid gave, and once in the
+optimum of the cheapest single fleet. So the result never costs more than that fleet's optimum. It has that
+fleet's policies.
 
-Slower workers beside faster ones may hurt, as the router sends them requests too. So no bound is named that
-assumes that more workers never do (MORE in day/search/day_optimum.py), only the proved one
-(solvers/paid_work.py).
+More workers may hurt here, because the router sends requests to slow workers beside fast ones. So only the
+proved bound (solvers/paid_work.py) is named, and none that assumes that more workers never hurt (MORE in
+day/search/day_optimum.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,10 +44,9 @@ from planner.simulator.elastic import ElasticPool
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 PoolKey = tuple[Role, WorkerType]
-# Set by hand: the search takes longer with each pool.
-MOST_POOLS = 5
-# Each step must end when this share of the work is used up: the cuts of windows, the sizes on the grid, and
-# two exchanges of workers for others, from the grid's sizes and from the cheapest fleet's. Set by hand.
+MOST_POOLS = 5  # Set by hand: the search takes longer with each pool.
+# Each step of the search ends once this share of the work is used up: the cuts of windows, the sizes on the
+# grid, and the exchanges from the grid's timetable and from the cheapest single fleet's. Set by hand.
 CUTS_SHARE, GRID_SHARE, EXCHANGE_SHARES = 0.3, 0.5, (0.75, 1.0)
 LEAST_GRID_S = 5.0  # A search gets at least this long on its clock, even if less is left.
 SPLIT_ROLES: tuple[Role, Role] = ("prefill", "decode")
@@ -56,24 +55,24 @@ SPLIT_ROLES: tuple[Role, Role] = ("prefill", "decode")
 def changing_types(
     answers: Mapping[str, DayAnswer], *, most_work_s: float, progress: Progress = report_nothing
 ) -> ChangingTypes:
-    """The optimum over the pools of all fleets in `answers`, by label, compared with each fleet's own; found
-    within `most_work_s` of the search's clock (work_clock.py).
+    """The optimum over the pools of all fleets, compared with the cheapest optimum of one fleet. `answers`
+    are the fleets' days by label; `most_work_s` limits the search on its clock (work_clock.py).
     """
-    known = {label: each for label, each in answers.items() if each.optimum is not None}
-    known = dict(sorted(known.items(), key=lambda item: _optimum_of(item[1]).usd))
-    if not known:
+    with_optimum = {label: each for label, each in answers.items() if each.optimum is not None}
+    with_optimum = dict(sorted(with_optimum.items(), key=lambda item: _optimum_of(item[1]).usd))
+    if not with_optimum:
         reasons = "; ".join(f"{label}: {each.no_optimum}" for label, each in answers.items())
         return ChangingTypes(why=f"no fleet alone has one ({reasons})")
-    label = next(iter(known))
-    single = _optimum_of(known[label])
-    question = question_of_all_pools([*known.values(), *answers.values()])
+    label = next(iter(with_optimum))
+    single = _optimum_of(with_optimum[label])
+    # The cheapest fleet comes first: its terms hold, and its pools are added before MOST_POOLS is reached.
+    question = question_of_all_pools([*with_optimum.values(), *answers.values()])
     if isinstance(question, str):
         return ChangingTypes(single_label=label, single_usd=single.usd, why=question)
     progress("the optimum if worker types may change within the day")
     began, terms = now_s(), terms_of(question)
     runs = DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms)
-    # The first is that of `single`.
-    days = [_day_of_fleet(question, runs, answer) for answer in known.values()]
+    days = [_day_of_fleet(question, runs, answer) for answer in with_optimum.values()]  # `single` first.
     try:
         optimum = _cheapest_of_all_pools(question, runs, days, single, began, most_work_s, progress)
     except PlannerError as error:
@@ -83,7 +82,7 @@ def changing_types(
 
 
 def question_of_all_pools(answers: Sequence[DayAnswer]) -> DayQuestion | str:
-    """The first answer's question with the pools of all, each of which may be empty; or why there is none."""
+    """The first answer's question with the pools of all answers, which may be empty; or why there is none."""
     first = answers[0]
     least = max(pool.least for pool in first.question.pools)
     if first.question.is_least_given and least:
@@ -111,12 +110,14 @@ def question_of_all_pools(answers: Sequence[DayAnswer]) -> DayQuestion | str:
 def _add_pools(
     pools: dict[PoolKey, tuple[Pool, ElasticPool]], added: Mapping[PoolKey, tuple[Pool, ElasticPool]]
 ) -> None:
-    """Add the pools of a fleet, all or none, and let a pool that is there grow as far as any of them."""
+    """Add a fleet's pools, or none if that makes more than MOST_POOLS. A pool of several fleets may grow to
+    the largest `most`.
+    """
     if len(pools.keys() | added.keys()) > MOST_POOLS:
         return
     for key, (pool, elastic) in added.items():
-        known, before = pools.get(key, (pool, elastic))
-        pools[key] = known, replace(before, most=max(before.most, elastic.most))
+        first_pool, bounds = pools.get(key, (pool, elastic))
+        pools[key] = first_pool, replace(bounds, most=max(bounds.most, elastic.most))
 
 
 def _other_roles(question: DayQuestion) -> Iterator[dict[PoolKey, tuple[Pool, ElasticPool]]]:
@@ -125,7 +126,7 @@ def _other_roles(question: DayQuestion) -> Iterator[dict[PoolKey, tuple[Pool, El
         roles: tuple[Role, ...] = SPLIT_ROLES if pool.role == "mixed" else ("mixed",)
         try:
             yield {(role, pool.type): (replace(pool, role=role), elastic) for role in roles}
-        except PlannerError:  # A worker type that takes prefill alone.
+        except PlannerError:  # The worker type can only prefill.
             continue
 
 
@@ -142,7 +143,9 @@ def _names_of(keys: Sequence[PoolKey]) -> list[str]:
 
 
 def _single_optimum(runs: DayRuns, day: tuple[Floats, Ints], single: Optimum, status: str) -> Optimum:
-    """The optimum of a single fleet, whose sizes of all pools are `day`, bounded as a day of all pools."""
+    """The optimum `single` of one fleet, with the bound on the cost of all pools. `day` has its sizes of all
+    pools (`_day_of_fleet`).
+    """
     times_s, sizes = day
     proved_usd = min(runs.least_paid().usd, single.usd)
     edges_s = np.append(times_s, runs.terms.edges_s[-1])
@@ -171,10 +174,10 @@ def _cheapest_of_all_pools(
         progress=progress,
     )
     grid = runs.terms.edges_s[:-1], cheapest.best.workers
-    found, is_of_all, (times_s, sizes) = cheapest.best.run, True, grid
+    best_run, is_of_all, (times_s, sizes) = cheapest.best.run, True, grid
     usd, status = cheapest.best.usd, cheapest.status
     if single.usd < usd:
-        found, is_of_all, (times_s, sizes) = single.day.run, False, days[0]
+        best_run, is_of_all, (times_s, sizes) = single.day.run, False, days[0]
         usd, status = single.usd, "the day of that fleet: none was found that costs less"
     for number, start in enumerate((grid, days[0])):
         deadline = began + EXCHANGE_SHARES[number] * most_work_s
@@ -182,10 +185,11 @@ def _cheapest_of_all_pools(
         cheaper = exchanged_day(runs, edges_s, start[1], usd, max(deadline, now_s() + LEAST_GRID_S))
         if cheaper is not None:
             progress(f"the optimum with types that change: {cheaper.day.usd:.2f} USD")
-            found, is_of_all, times_s, sizes = cheaper.day.run, True, cheaper.times_s, cheaper.workers
+            best_run, is_of_all, times_s, sizes = cheaper.day.run, True, cheaper.times_s, cheaper.workers
             usd = cheaper.day.usd
             status = "its sizes change at any moment; none are known that cost less"
-    row = summarize_run(question, OPTIMUM, found, {}) if is_of_all else single.day
+    # The run of a single fleet has the pools of that fleet alone, so `question` cannot summarize it.
+    row = summarize_run(question, OPTIMUM, best_run, {}) if is_of_all else single.day
     proved_usd = cheapest.proved.usd
     bound_usd = usd if cheapest.is_exact else proved_usd
     return Optimum(row, np.append(times_s, last_s), sizes, bound_usd, proved_usd, status)
@@ -198,7 +202,10 @@ def _optimum_of(answer: DayAnswer) -> Optimum:
 
 
 def _day_of_fleet(question: DayQuestion, runs: DayRuns, answer: DayAnswer) -> tuple[Floats, Ints]:
-    """The optimum of one fleet as sizes of all pools: times (N,) and sizes (N, P) from each on."""
+    """The optimum of one fleet as sizes of all pools: times (N,), and the sizes (N, P) from each time on.
+
+    Pools that `question` lacks (MOST_POOLS) are left out, and sizes are cut to its bounds.
+    """
     optimum, keys = _optimum_of(answer), [(pool.role, pool.type) for pool in question.fleet.pools]
     sizes = np.zeros((len(optimum.sizes), len(keys)), np.int64)
     for column, pool in zip(optimum.sizes.T, answer.question.fleet.pools, strict=True):
@@ -208,7 +215,7 @@ def _day_of_fleet(question: DayQuestion, runs: DayRuns, answer: DayAnswer) -> tu
 
 
 def _on_grid(runs: DayRuns, times_s: Floats, sizes: Ints) -> Ints:
-    """The most of these sizes in each step of the grid (T, P)."""
+    """The largest of the `sizes` (N, P) from `times_s` (N,) on within each step of the grid (T, P)."""
     edges_s = runs.terms.edges_s
     first = np.searchsorted(times_s, edges_s[:-1], "right") - 1
     end = np.searchsorted(times_s, edges_s[1:])

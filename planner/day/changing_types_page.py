@@ -1,5 +1,5 @@
-"""Writes what changing worker types within the day saves (planner/day/changing_types.py), as sentences, rows
-of a table and values of day.json.
+"""Sentences, table rows and values of day.json on what changing worker types within a day saves
+(planner/day/changing_types.py).
 """
 
 from typing import Any
@@ -13,7 +13,6 @@ from planner.units import HOUR_S, show_clock, show_share
 
 # The columns of `pool_rows`. "Ready hours" are those of all workers of the pool together.
 POOLS_HEAD = ("Pool", "Worker", "Workers at most", "Ready hours", "First from", "Last until")
-# Controllers size each pool of one fleet, so none does what the optimum here does.
 ONE_FLEET = "Every controller here, fleetplan too, keeps to the worker types of one fleet."
 MOST_CHANGES = 12  # Sentences name at most this many changes of sizes, chosen by hand; day.json has all.
 
@@ -85,8 +84,8 @@ def pool_rows(types: ChangingTypes) -> list[tuple[str, ...]]:
 
 
 def ready_by_pool(types: ChangingTypes, edges_s: Any) -> dict[str, Any]:
-    """The mean number of ready workers in each interval between `edges_s`, by pool. Pools without any are
-    left out; all are, if the optimum is a day of a single fleet.
+    """The mean number of ready workers in each interval between `edges_s`, by pool. Pools without ready
+    workers are left out. Empty if the optimum is a day of a single fleet.
     """
     assert types.optimum is not None and types.question is not None
     pools, run = types.question.fleet.pools, types.optimum.day.run

@@ -1,7 +1,7 @@
 """The Python call `day`: simulates a day of traffic on pools whose sizes a controller changes.
 
-Controllers are compared with each other, with the fleet that stands all day (its sizes never change), and
-with the optimum, which knows the whole day beforehand.
+Controllers are compared with each other, with the static fleet, whose sizes never change ("stands all day" in
+texts for users), and with the optimum, which knows the whole day beforehand.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ from planner.studies.what_if import Study
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
-# Without `most` a pool may grow to this many times its size in the fleet that stands all day, and by at least
-# this many workers: after a burst, more workers must serve what waited while they started. Set by hand.
+# Without `most` a pool may grow to this many times its size in the static fleet, and by at least this many
+# workers: after a burst, more workers must serve what waited while they started. Set by hand.
 MOST_WORKERS_FACTOR, FEWEST_EXTRA_WORKERS = 2, 2
 # A spot worker is taken away this long after a notice, as by AWS; other clouds give 30 s.
 NOTICE_S = 120.0
-# Shares of the work for planning the fleet that stands all day, and for its alternatives, set by hand.
+# Shares of the work for planning the static fleet, and for its alternatives, set by hand.
 STATIC_SHARE, ALTERNATIVES_SHARE = 0.4, 0.2
 SHORTEST_LIMIT_S = 1.0  # With several LLMs a search gets at least this long on its clock.
 # The origin of fleets that `day` plans, for the reader of its answer.
@@ -75,7 +75,7 @@ PAPER_NOTE = (
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DayResult(Result):
-    """Every controller's day beside the fleet that stands all day and the optimum.
+    """Every controller's day beside the static fleet and the optimum.
 
     `is_oracle` is the setting `oracle` of the section `day` (see `day`).
     """
@@ -149,7 +149,7 @@ class JointDayResult(Result):
         return several_llms_day_page.to_json(self.answer)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per controller and LLM: cost and windows missed; regret is of all LLMs together."""
+        """A row per controller and LLM: cost and windows missed."""
         rows = [
             {
                 "name": row.name,
@@ -190,9 +190,9 @@ def day(
     """Simulate controllers on a day of traffic: cost, windows that keep the SLO, regret above the optimum.
 
     `slo` is the question as for `plan`. Its section `day` says how pools may change, and which controllers
-    decide; the keys in `terms` replace those of the section. `standing` is the fleet that stands all day.
-    Without it the cheapest such fleet and its alternatives are planned on paper, and the answer is of the one
-    whose day is cheapest. An SLO without `every` is judged in windows of ten minutes.
+    decide; the keys in `terms` replace those of the section. `standing` is the static fleet. Without it the
+    cheapest static fleet and its alternatives are planned on paper, and the answer is that of the fleet with
+    the cheapest day. An SLO without `every` is judged in windows of ten minutes.
 
     With `llms` in the question each LLM has its own pools and controllers, on one stock. `trace` is then a
     trace with a column `model`, or maps each entry to its own trace. `standing` is the folder of a plan of
@@ -234,7 +234,7 @@ def _day_of_one_llm(
         requests_of(trace, task.described, seed=seed, log_options=log_options),
         question.catalog,
         seed=seed,
-        time_limit_s=math.inf,  # That of the day holds, and this share of its work.
+        time_limit_s=math.inf,  # The caller's time limit on the wall clock is in force already.
         most_work_s=STATIC_SHARE * work_s,
         progress=progress,
     )
@@ -275,7 +275,7 @@ def _day_of_one_llm(
 
 
 def progress_of_fleet(fleets: Mapping[str, Fleet], fleet: Fleet, progress: Progress) -> Progress:
-    """The progress of one fleet's day; of several fleets with the name of this one before it."""
+    """`progress` for the day of one fleet; where several are compared, messages begin with its name."""
     if len(fleets) == 1:
         return progress
     number, name = next((k, name) for k, (name, each) in enumerate(fleets.items(), 1) if each is fleet)
@@ -285,10 +285,10 @@ def progress_of_fleet(fleets: Mapping[str, Fleet], fleet: Fleet, progress: Progr
 def _types_search(
     day_section: DaySection, fleets: Mapping[str, Fleet], progress: Progress
 ) -> Callable[[Mapping[str, DayAnswer], float], ChangingTypes] | None:
-    """The function that finds the optimum for worker types that change within the day; None where it is not
-    wanted.
+    """The function that finds the optimum for worker types that change within the day, or None.
 
-    It is wanted if the section says so, and by default where fleets of several worker types are compared.
+    That optimum is searched if the section says so, and by default if the compared fleets differ in their
+    worker types.
     """
     if not day_section.optimum or day_section.types == FIXED_TYPES:
         return None
@@ -303,9 +303,8 @@ def _types_search(
 
 
 def _static_fleet_question(task: PlanQuestion) -> PlanQuestion:
-    """The question whose answer is the fleet that stands all day.
-
-    It has the windows by which the day is judged, and no safety: the day is simulated on this traffic alone.
+    """The question whose answer is the static fleet. It has the windows by which the day is judged, and no
+    safety: the day is simulated on this traffic alone.
     """
     return replace(task, slo=replace(task.slo, every_s=task.slo.every_s or USUAL_EVERY_S), safety=None)
 
@@ -361,7 +360,7 @@ def _day_question(
 
 
 def _unheeded_warnings(task: PlanQuestion) -> tuple[str, ...]:
-    """Warnings of settings that hold for the fleet that stands all day, and not for pools that change."""
+    """Warnings of settings that hold for the plan of the static fleet, and not for pools that change."""
     limits = {"power": task.power_limit_w, "cost": task.cost_limit_usd_per_h, "gpus": task.gpu_limit}
     warnings = []
     if task.spare_workers or task.spare_nodes:
@@ -403,7 +402,7 @@ def _day_together(
             replace(shared_question, parts=tuple(parts)),
             question.catalog,
             seed=seed,
-            time_limit_s=math.inf,  # That of the day holds, and this share of its work.
+            time_limit_s=math.inf,  # The caller's time limit on the wall clock is in force already.
             most_work_s=STATIC_SHARE * (deadline - now_s()),
             progress=progress,
         )
@@ -460,7 +459,7 @@ def _fleets_of_llms(
 def elastic_pools(
     standing: Fleet, day_section: DaySection, task: PlanQuestion, facts: StartupFacts
 ) -> tuple[ElasticPool, ...]:
-    """The bounds in which each pool of the fleet that stands all day may change, and its start-up times.
+    """The bounds in which each pool of the static fleet may change, and its start-up times.
 
     Raises InputError if a pool's planned size is not within its bounds.
     """
@@ -496,13 +495,13 @@ def elastic_pools(
 
 
 def start_of(standing: Fleet, pool: Pool, day_section: DaySection, facts: StartupFacts) -> StartTime:
-    """The start-up time of this pool's workers, and its parts, by the catalog."""
+    """The start-up time of this pool's workers, and its components, by the catalog."""
     return facts.start_time(standing.llm, pool.type, day_section.storage, image=day_section.image)
 
 
 def start_notes(standing: Fleet, day_section: DaySection, facts: StartupFacts) -> tuple[str, ...]:
-    """A sentence per pool on its start-up time: its parts, and whether they were measured or estimated. If
-    the section `day` states the time, one sentence says so.
+    """A sentence per pool on its start-up time, with its components; one sentence where the section `day`
+    gives the time.
     """
     if day_section.start_s is not None:
         return ("start-up times as given",)

@@ -8,18 +8,19 @@ A bill is the sum of
     rounding   started units (hours) that are paid to their end
     ready      workers that take requests
 
-What a day's ready workers cost more than the optimum's is split, at each moment and for each pool, into
+The difference between the ready workers of a day and those of the optimum is split, at each moment and for
+each pool, into
 
     kept       workers that the optimum had at some time within the last hour, and does not have now
     unneeded   workers beyond the most that the optimum had within the last hour
     without    workers that the optimum has and this day has not (negative USD)
 
-So all causes, those of the other parts of the bill included, add up to the difference of both bills. A missed
-window has one of three causes:
+The first four parts of the bill are compared as they are. So all causes add up to the difference of both
+bills. A missed window has one of three causes:
 
     too few    the controller ordered fewer workers than the optimum has
     too late   it ordered as many, but they were not ready yet
-    as many    it had as many in the mean, but at other moments, or with a queue from the window before
+    as many    it had as many on average, but at other moments, or with a queue from the window before
 """
 
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ def find_causes(answer: DayAnswer, row: ControllerDay) -> DayCauses | None:
     """
     if answer.optimum is None:
         return None
-    # The days are of the judged part of the trace alone, without the training part.
+    # Only the judged part of the trace was simulated in these days.
     terms = terms_of(replace(answer.question, trace=answer.judged))
     optimum = answer.optimum.day
     own_usd, optimum_usd = _bill_parts(terms, row.run), _bill_parts(terms, optimum.run)
@@ -100,13 +101,13 @@ def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
         paid_usd += price_usd_per_s * (span.gone_s - span.requested_s)
     by_second_usd = billed_usd(replace(terms, unit_s=0.0), lives)
     rounding_usd = billed_usd(terms, lives) - by_second_usd
-    idle_usd = by_second_usd - paid_usd  # What whole nodes cost beyond their workers.
+    idle_usd = by_second_usd - paid_usd  # The cost of whole nodes beyond that of their workers.
     return np.array([starting_usd, draining_usd, idle_usd, rounding_usd])
 
 
 def _ready_changes(run: ElasticRun, pool: int) -> tuple[Floats, npt.NDArray[np.int64]]:
     """The times [s] at which the number of a pool's ready workers changes, and the number from each time on.
-    The first time is minus infinity, with no worker.
+    The first time is minus infinity, with 0 workers.
     """
     changes: dict[float, int] = {-np.inf: 0}
     for span in run.spans:
@@ -133,14 +134,13 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, optimum: ElasticRun) -> Flo
         ready = own_ready[np.searchsorted(own_s, begins_s, "right") - 1]
         end = np.searchsorted(optimum_s, begins_s, "right")
         first = np.searchsorted(optimum_s, begins_s - RECENT_S, "right")
-        # The changes of the last hour are those from `first` to before `end`. The change before them set the
-        # number with which the hour began, so it counts too.
+        # Changes `first` to `end - 1` fall into the last hour. Change `first - 1` set the number with which
+        # the hour began, so it counts too.
         most_recent = np.array(
             [optimum_ready[max(i - 1, 0) : j].max() for i, j in zip(first, end, strict=True)]
         )
         needed = optimum_ready[end - 1]
         surplus = np.maximum(ready - needed, 0)
-        # Those workers of the surplus that the optimum had within RECENT_S.
         recently_needed = np.minimum(surplus, most_recent - needed)
         worker_usd = price_usd_per_h * np.diff(times_s) / HOUR_S
         total_usd += [
@@ -157,18 +157,18 @@ def _missed_by_cause(
     """The numbers of the missed windows by cause, in the order of the module's docstring."""
     pools = row.run.requested_sizes.shape[1]
     # Mean numbers of ready workers, by pool and window.
-    own = workers_over_time(row.run, pools, row.edges_s)[1]
+    ready = workers_over_time(row.run, pools, row.edges_s)[1]
     needed = workers_over_time(optimum.run, pools, row.edges_s)[1]
     too_few, too_late, as_many = list[int](), list[int](), list[int]()
     for v, window in enumerate(row.windows):
         if window.holds:
             continue
-        is_short = own[:, v] < needed[:, v] - SAME_WORKERS
-        # The orders within the window, and the one before it, which is still in force when it begins.
+        is_short = ready[:, v] < needed[:, v] - SAME_WORKERS
+        # Orders within the window, and the last order before the window, which is in force as it begins.
         last = int(np.searchsorted(row.run.requested_s, window.end_s))
         first = max(int(np.searchsorted(row.run.requested_s, window.start_s, "right")) - 1, 0)
         ordered = row.run.requested_sizes[first : max(last, first + 1)].max(axis=0)
-        # `needed` is a mean over the window. Only an order below `needed` rounded down counts as too few.
+        # `needed` is a mean, orders are whole: only an order below `needed` rounded down is too few.
         is_too_few = is_short & (ordered < np.floor(needed[:, v] + SAME_WORKERS))
         if is_too_few.any():
             too_few.append(v)
@@ -179,7 +179,7 @@ def _missed_by_cause(
     return tuple(too_few), tuple(too_late), tuple(as_many)
 
 
-# Headings of the columns of `cause_rows`: the first two, then one for each field of DayCauses.
+# Headings of `cause_rows`: the controller, its cost above the optimum, then the fields of DayCauses in order.
 CAUSE_COLUMNS = (
     "Controller",
     "Above the optimum",
@@ -197,8 +197,8 @@ CAUSE_COLUMNS = (
 
 
 def cause_rows(answer: DayAnswer, rows: Sequence[ControllerDay]) -> list[tuple[str, ...]]:
-    """A row for each controller, with the cells of CAUSE_COLUMNS: USD above the optimum by cause, then the
-    numbers of missed windows by cause. Empty where no optimum is known.
+    """A row for each controller, with the cells of CAUSE_COLUMNS: USD, then counts of missed windows. Empty
+    where no optimum is known.
     """
     table_rows = []
     for row in rows:
@@ -211,7 +211,7 @@ def cause_rows(answer: DayAnswer, rows: Sequence[ControllerDay]) -> list[tuple[s
 
 
 def change_text(usd: float) -> str:
-    """USD with its sign, but for less than half a cent: "+1.67", "0.00"."""
+    """USD with a sign, as in "+1.67"; "0.00" for less than half a cent."""
     return f"{usd:+,.2f}" if abs(usd) >= 0.005 else "0.00"
 
 
@@ -227,7 +227,7 @@ def cause_columns(answer: DayAnswer) -> list[dict[str, str]]:
     shown = dict.fromkeys((answer.winner.name, OWN_CONTROLLER, answer.static.name))
     rows = [row for name in shown for row in answer.rows if row.name == name]
     by_controller = cause_rows(answer, rows)
-    # The rows of the controllers, turned into rows of causes; the row of the controllers' names is left out.
+    # Transposed to a row for each cause, without the row of the controllers' names.
     by_cause = list(zip(CAUSE_COLUMNS, *by_controller, strict=True))[1:]
     head = ("cause", *(row.name for row in rows))
     return [

@@ -1,14 +1,14 @@
 """Chooses among several fleets the one that costs least over a day with its best controller.
 
 The cheapest fleet of constant size need not be the cheapest over a day: another worker type may be
-dearer at the peak and come in smaller steps, and prefill and decode pools may shrink separately. So that
-fleet is compared with the cheapest fleet of each GPU type alone, and with the cheapest mixed pools of each
-type if the search knows them. It is also compared with itself under every other order of the queue that the
-question allows. The order matters in a burst, before a new worker is ready: first come, first served makes
-even short prompts late; shortest first makes only long ones late.
+dearer at the peak and come in smaller steps, and prefill and decode pools may shrink separately. So the fleet
+on paper is compared with the cheapest fleet of each GPU type alone, and with the alternatives that its own
+search found. It is also compared with itself under every other order of the queue that the question allows.
+The order matters in a burst, before a new worker is ready: first come, first served makes even short prompts
+late; shortest first makes only long ones late.
 
-Each of these fleets keeps its worker types all day; `cheapest_fleet` also asks what it saves to change them
-(planner/day/changing_types.py).
+Each of these fleets keeps its worker types all day. `cheapest_fleet` also computes what changing them would
+save (planner/day/changing_types.py).
 """
 
 from collections.abc import Callable
@@ -51,13 +51,13 @@ def candidate_fleets(
             limited = replace(study, most_work_s=max(left_s / len(stocks), LEAST_TIME_S))
             try:
                 fleets[f"only {name}"] = limited.answer(replace(task, stock=stock)).fleet
-            except PlannerError:  # A fleet that cannot serve the traffic, or not in time, is no alternative.
+            except PlannerError:  # This GPU alone cannot serve the traffic, or no fleet was found in time.
                 continue
     if not is_over(deadline):
         for row in find_alternatives(
             answer.problem, answer.search_result.level0, answer.search_result.best, answer.value
         ):
-            if row.fleet is not None and row.is_priced:  # Simulated, with all its policies.
+            if row.fleet is not None and row.is_priced:  # Only a simulated fleet has policies and a price.
                 fleets.setdefault(row.label, row.fleet)
     by_description: dict[str, tuple[str, Fleet]] = {}
     for label, fleet in fleets.items():
@@ -66,14 +66,14 @@ def candidate_fleets(
 
 
 def other_queues(task: PlanQuestion, fleets: dict[str, Fleet]) -> dict[str, Fleet]:
-    """The first of the fleets with each other order of waiting prompts that the question allows, by label:
-    those of `policies: queue`, and those that it compares (`raced_changes`).
+    """The first of `fleets` with every other queue that the question allows, by label: those that are
+    searched (`policies: queue`) and those that are raced (`raced_changes`).
     """
-    compared = [change.value for change in task.policies.raced_changes if change.axis == QUEUE_AXIS]
+    raced = [change.value for change in task.policies.raced_changes if change.axis == QUEUE_AXIS]
     (label, fleet), others = next(iter(fleets.items())), {}
-    for queue in dict.fromkeys([*task.policies.queues, *compared]):
+    for queue in dict.fromkeys([*task.policies.queues, *raced]):
         policies = task.changed_policies(fleet.policies, PolicyChange(QUEUE_AXIS, queue))
-        # `policies` is None for a queue that does not go together with the fleet's other policies.
+        # `policies` is None where the queue is incompatible with the fleet's other policies.
         if policies is not None and policies.queue != fleet.policies.queue:
             others[f"{label}, {queue}"] = replace(fleet, policies=policies)
     return others
@@ -85,16 +85,16 @@ def cheapest_fleet(
     deadline: float,
     types_of: Callable[[dict[str, DayAnswer], float], ChangingTypes] | None = None,
 ) -> DayAnswer:
-    """The day of the fleet that costs least under its best controller; its `fleets` has a row for every
-    fleet.
+    """The day of the fleet that costs least under its best controller. The answer's `fleets` has a row for
+    every fleet.
 
-    `day_of` simulates a fleet's day within some seconds of the search's clock, with a cost of a missed window
-    [USD]: None for the first fleet, which is to find it, and for all others what the first found. An error in
-    the day of the first fleet is raised; another fleet's row gives it as `why`.
-    `types_of` finds within some seconds what changing worker types saves; None: that is not searched.
+    `day_of` takes a fleet, its seconds of the search's clock, and the cost of a missed window [USD]: None for
+    the first fleet, whose day sets the cost for all others. An error in the day of the first fleet is raised;
+    for another fleet it becomes the `why` of its row. `types_of` finds what changing worker types saves, from
+    the answers and its seconds of the search's clock; None: this is not searched.
     """
     first_label = next(iter(fleets))
-    # What shares the time: the day of each fleet, and the search for changing types.
+    # The time is shared by the days of the fleets and the search for changing types.
     shares = len(fleets) + (1 if types_of is not None else 0)
     answers: dict[str, DayAnswer] = {}
     rows: dict[str, FleetDay] = {}
@@ -137,6 +137,6 @@ def cheapest_fleet(
 
 
 def describe_with_queue(fleet: Fleet) -> str:
-    """The fleet in a few words, with the order of its queue unless that is the default one."""
+    """The fleet in a few words, with its queue unless that is the default."""
     queue = fleet.policies.queue
     return describe_fleet(fleet) + ("" if queue == Policies().queue else f", {QUEUE[queue].words}")

@@ -4,9 +4,9 @@ from planner.day import autoscaling
 from planner.day.day_study import STATIC, ControllerDay, DayAnswer
 from planner.errors import InputError
 
-_PATHS_OF_ONE = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")
+_MANIFEST_PATHS = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")
 # Files that an earlier run into the same folder may have left; they are removed.
-OUTDATED = (*_PATHS_OF_ONE, *(f"{name}/{path}" for name in autoscaling.PAIRS for path in _PATHS_OF_ONE))
+OUTDATED = (*_MANIFEST_PATHS, *(f"{name}/{path}" for name in autoscaling.PAIRS for path in _MANIFEST_PATHS))
 
 
 def controller_manifests(answer: DayAnswer, row: ControllerDay | None = None) -> dict[str, str]:
@@ -14,8 +14,8 @@ def controller_manifests(answer: DayAnswer, row: ControllerDay | None = None) ->
 
     manifests/README.md says which targets have none, and why.
     """
-    day, fleet = row or answer.winner, answer.question.fleet  # The day of one controller.
-    # Only the optimum has neither: it is a fixed sequence of sizes, and no controller runs it.
+    day, fleet = row or answer.winner, answer.question.fleet
+    # Only the optimum lacks both: no controller runs its sequence of sizes.
     assert day.chosen is not None and day.knowledge is not None
     trace = answer.question.trace
     longest_tokens = int((trace.input_tokens + trace.output_tokens).max())

@@ -41,10 +41,10 @@ HEAD = (  # The columns of `day_table`.
     "Hurt by changes",
     "Above the optimum",
 )
-# The bound for controllers that know only the past is shown for those that miss this share of the windows,
-# because hardly any of them keeps every window.
+# The bound for controllers that know only the past allows this share of missed windows, because hardly any
+# controller keeps every window.
 FEW_MISSED_FRAC = 0.01
-# Missed windows, and changes of a timetable, beyond these are only counted, so that the page stays short.
+# At most this many missed windows, and changes of a timetable, are listed; further ones are counted.
 MOST_LISTED = 12
 
 
@@ -78,10 +78,7 @@ def _cheapest_that_keeps(answer: DayAnswer) -> str:
 
 
 def above_text(regret_usd: float | None, best_usd: float | None) -> str:
-    """How far a cost is above the optimum, for the end of a sentence; empty where no optimum is known.
-
-    Only a controller that misses windows can cost less.
-    """
+    """How far a cost is above the optimum, for the end of a sentence; empty where no optimum is known."""
     if regret_usd is None:
         return ""
     if abs(regret_usd) < SAME_USD:
@@ -109,8 +106,8 @@ def proof_lines(answer: DayAnswer) -> list[str]:
 
 
 def _whole_nodes_lines(answer: DayAnswer) -> list[str]:
-    """A sentence that says why smaller sizes save nothing where GPUs are paid by whole nodes, and what would
-    make them save. Empty where no node is paid as a whole, or the optimum costs less than the static fleet.
+    """A sentence that smaller sizes save nothing where GPUs are paid by whole nodes, and what would make them
+    save. Empty where no node is paid as a whole, or the optimum costs less than the static fleet.
     """
     nodes = {node_of(pool.type.gpu): row_of(pool.type.gpu.name) for pool in answer.question.fleet.pools}
     node, gpu = next(((node, gpu) for node, gpu in nodes.items() if node is not None), (None, ""))
@@ -125,7 +122,7 @@ def _whole_nodes_lines(answer: DayAnswer) -> list[str]:
 
 
 def _any_moment_text(optimum: Optimum) -> str:
-    """The bound that needs the assumption that more workers never hurt, if it is above the proved one."""
+    """The bound that assumes that more workers never hurt, if it is above the proved bound."""
     bound_usd = optimum.any_moment_usd
     if bound_usd is None or bound_usd <= optimum.proved_usd:
         return ""
@@ -134,8 +131,8 @@ def _any_moment_text(optimum: Optimum) -> str:
 
 
 def standing_line(answer: DayAnswer) -> str:
-    """A sentence on the fleet that stands all day: its workers, its price per hour as in a plan, what it
-    costs and misses on this traffic, and where it comes from. `unit_s` is the unit of billing, 0 for seconds.
+    """A sentence on the static fleet: its workers, its price per hour as in a plan, what it costs and misses
+    on this traffic, and where it comes from.
     """
     question = answer.question
     rate = f"{usd_text(standing_usd_per_h(answer))} per hour"
@@ -169,7 +166,7 @@ def timetable_lines(answer: DayAnswer) -> list[str]:
 
 
 def standing_usd_per_h(answer: DayAnswer) -> float:
-    """The price of the fleet that stands all day, idle GPUs of whole nodes included."""
+    """The price of the static fleet, idle GPUs of whole nodes included."""
     return paid_usd_per_h((pool.type, pool.count) for pool in answer.question.fleet.pools)
 
 
@@ -177,20 +174,21 @@ def least_gpu_hours(answer: DayAnswer) -> list[str]:
     """The GPU hours of the optimum, which knows all traffic, and those of each controller."""
     if answer.optimum is None:
         return []
-    least = answer.optimum.day.gpu_hours
+    least_h = answer.optimum.day.gpu_hours
     others = ", ".join(
-        f"{row.name} {row.gpu_hours:,.1f} ({signed_percent_text(row.gpu_hours - least, least)}, "
+        f"{row.name} {row.gpu_hours:,.1f} ({signed_percent_text(row.gpu_hours - least_h, least_h)}, "
         f"{row.missed_windows} missed)"
         for row in sorted(answer.rows, key=lambda row: (row.missed_windows, row.gpu_hours))
     )
-    return [f"The cheapest sizes that keep every window pay {least:,.1f} GPU hours; {others}."]
+    return [f"The cheapest sizes that keep every window pay {least_h:,.1f} GPU hours; {others}."]
 
 
 def _causal_lines(answer: DayAnswer) -> list[str]:
-    """The least that a controller which does not know the future can pay if it misses few windows.
+    """A sentence on the bound for controllers that do not know the future and miss few windows, and two
+    variants: for controllers that know less, and that see a window's traffic as it begins.
 
-    Two more bounds assume that it knows less, and that it sees a window's traffic as it begins. Empty without
-    bounds (planner/day/search/causal_bound.py), and where they are no higher than the proved one.
+    Empty without these bounds (planner/day/search/causal_bound.py), and where they are no higher than the
+    proved bound.
     """
     optimum = answer.optimum
     if optimum is None or optimum.causal is None:
@@ -253,7 +251,7 @@ def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
 
 
 def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
-    """The cells of a day, in the order of HEAD. Rerouted requests are called redone there."""
+    """The cells of a day, in the order of HEAD."""
     worst, regret = row.worst, answer.regret_usd(row)
     rerouted, late = (sum(getattr(each, name) for each in row.effects) for name in ("rerouted", "late"))
     effects = f"{late:,} late, {rerouted:,} redone" if row.effects else "-"
@@ -279,7 +277,7 @@ def _best_usd(answer: DayAnswer) -> float | None:
 
 
 def signed_percent_text(part: float, whole: float | None) -> str:
-    """`part` as a signed percentage of `whole`; "-" where there is no whole, or it is 0."""
+    """`part` as a signed percentage of `whole`; "-" where `whole` is None or 0."""
     return f"{100 * part / whole:+.1f} %" if whole else "-"
 
 
@@ -457,9 +455,8 @@ def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:
 
 
 def draw_day(answer: DayAnswer) -> list[CaptionedChart]:
-    """The charts: demand, ready workers of each pool, the worst limit in each window, and costs.
-
-    Lines are those of the static fleet, the winner and the optimum.
+    """The charts: demand, ready workers of each pool, the worst limit in each window, and costs. Their lines
+    are the static fleet, the winner and the optimum.
     """
     shown = [answer.static, *([answer.winner] if answer.winner is not answer.static else [])]
     shown += [] if answer.optimum is None else [answer.optimum.day]
@@ -579,9 +576,7 @@ def settings_lines(answer: DayAnswer) -> list[str]:
 
 
 def _oscillation_text(answer: DayAnswer, row: ControllerDay) -> str:
-    """How often each pool oscillated under the controller (`ControllerDay.oscillations`), and when first.
-    Empty if none did.
-    """
+    """How often each pool oscillated under the controller (`ControllerDay.oscillations`), and when first."""
     pools = answer.question.fleet.pools
     return "".join(
         f"; oscillates: {pools[each.pool].name} grew and shrank again before a worker could be ready, "
@@ -602,7 +597,8 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     lines += [
         f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"
         for gpu, count in question.stock.items()
-        # Only GPUs of the fleet are named. A key of `stock` is a GPU, or one market of it ("h100-80g@spot").
+        # Only GPUs of the fleet are named. A key of `stock` is a GPU, or a GPU with its market
+        # ("h100-80g@spot").
         if any(gpu in (name := pool.type.gpu.name, row_of(name)) for pool in question.fleet.pools)
     ]
     nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)

@@ -3,7 +3,7 @@
 day:
   every: 10 min              # the grid from which the optimum starts; the SLO's windows if left out
   controllers: {hpa: {metric: kv, target: 70 %}, keda: {}}     # or names: [hpa, keda]
-  train: 70 %                # parameters are chosen on the first part of the traffic, the rest judges
+  train: 70 %                # parameters are chosen on the first 70 % of the traffic, the rest judges
   start: 4 min               # or, by catalogs/startup.yaml,  storage: nvme-raid0  and  image: none
   warm: 1                    # one worker at a time may start from a warm pool, in  warm_start: 30 s
   drain: 10 min              # a removed worker may finish its requests for this long
@@ -52,13 +52,13 @@ LEAST_TRAIN_FRAC, MOST_TRAIN_FRAC = 0.05, 0.95  # Both parts of the traffic must
 class DaySection:
     """How pools may change, and which controllers decide.
 
-    A field that is None has its value from elsewhere: `every_s` from the SLO's windows, `start_s` from the
-    catalog by `storage` and `image`, `most` from the static fleet, about twice its size, and `missed_usd`
-    from what that fleet costs in a window. An `image` of None means that nodes have the image already. With a
-    `train_frac` of 0 nothing is tuned, and all of the traffic judges. With `is_paid_all_day`, for several
-    LLMs, the peak number of GPUs in use is paid for the whole traffic. `is_least_given` matters to the
-    optimum alone (`DayQuestion.optimum_pools`). With `types` of None the optimum may change worker types
-    where the fleets that are compared have several.
+    Where a field is None, `every_s` comes from the SLO's windows, `start_s` from the catalog by `storage` and
+    `image`, `most` from the static fleet (about twice its size), and `missed_usd` from what that fleet costs
+    in a window. An `image` of None means that nodes have the image already. With a `train_frac` of 0 nothing
+    is tuned, and all of the traffic judges. With `is_paid_all_day`, for several LLMs, the peak number of GPUs
+    in use is paid for the whole traffic. `is_least_given` matters only to the optimum
+    (`DayQuestion.optimum_pools`). With `types` of None the optimum may change worker types if the compared
+    fleets have several.
     """
 
     controllers: tuple[ChosenController, ...]
@@ -85,9 +85,7 @@ class DaySection:
 
 
 def _parse_controllers(section: Section, usual: list[str]) -> tuple[ChosenController, ...]:
-    """The controllers of the section `day`. Sizes for `static` are refused, because the study of a day
-    compares with the fleet as it stands.
-    """
+    """The controllers of the section `day`. Sizes for `static` are refused: they are those of the fleet."""
     where = section.path_of("controllers")
     chosen = parse_controllers(section.get("controllers", usual), where)
     if any(isinstance(each.settings, StaticSettings) and each.settings.workers for each in chosen):
@@ -144,7 +142,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
 
 
 def parse_sleep(section: Section) -> tuple[int, str]:
-    """The level of vLLM's sleep mode, 0 without it, and the billing, which is by the day if workers sleep."""
+    """The level of vLLM's sleep mode (0: no sleep), and the billing, which is by the day if workers sleep."""
     sleep_level = section.whole_number("sleep", 0, least=0)
     if "sleep" in section and sleep_level not in (1, 2):
         raise refused_value(

@@ -1,10 +1,10 @@
 """A day of traffic on a fleet whose pools change: what each controller costs, and which windows it misses.
 
 The static fleet, which keeps its sizes all day, and the controllers are simulated on the same requests. The
-optimum is the cheapest sequence of pool sizes that keeps the SLO in every window; its search knows all
-requests in advance (planner/day/search/day_optimum.py). A controller's regret is what it costs above the
-optimum. With `train_frac`, parameters are chosen on the first part of the traffic, and all days are judged on
-the rest, which only the optimum knows in advance.
+optimum is the cheapest sequence of pool sizes that keeps the SLO in every window, found by a search that
+knows all requests in advance (planner/day/search/day_optimum.py). A controller's regret is what it costs
+above the optimum. With `train_frac`, parameters are chosen on the first part of the traffic, and all days are
+judged on the rest, which only the optimum knows in advance.
 
 The best parameters, and the best controller, have the lowest bill plus the cost of missed windows. By default
 a missed window costs what the static fleet pays for a window. With `missed_frac` the best is instead the
@@ -57,7 +57,8 @@ from planner.units import DAY_S, HOUR_S, show_s, show_share
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
-# What stands in the place of a limit's name: the attainment of an SLO, and that requests are served at all.
+# Names for conditions that are no single limit: the attainment of an SLO, and that requests are served at
+# all.
 ALL_AT_ONCE, SERVED = "all limits at once", "served"
 # The values below were set by hand.
 BUCKET_S = 300.0  # Controllers see a history of arrivals, counted in buckets of this width.
@@ -351,7 +352,7 @@ def study_day(
         progress("the optimum: the cheapest sizes that keep every window, knowing the traffic")
         try:
             best_day = best_sizes(judged_question, rows, deadline=deadline, progress=progress)
-        except PlannerError as error:  # Also at the end of the time: the days of controllers are not lost.
+        except PlannerError as error:  # No optimum, or no time for it: the controllers' days are an answer.
             why = str(error)
     return DayAnswer(
         question,
@@ -399,8 +400,8 @@ def run_controllers(
     progress("how much traffic each number of workers carries")
     # The controllers' tables and rules are made of the traffic that trains, if there is some.
     knowledge = [
-        gather_knowledge(question, later.trace if train is None else train, train)
-        for question, train, later in zip(questions, trains, judged, strict=True)
+        gather_knowledge(question, judged_question.trace if train is None else train, train)
+        for question, train, judged_question in zip(questions, trains, judged, strict=True)
     ]
     progress(f"{STATIC}: the day")
     rows = [simulate_controllers(judged, [parse_controller(STATIC, None)] * len(judged), knowledge)]
@@ -418,6 +419,7 @@ def run_controllers(
             left_out.append((each.row.name, why_not))
         else:
             rows.append(row)
+    # A new object as key: this effort is no query that another task may ask for again.
     charge_effort(object(), sum(_effort_of_days(judged, trains, row) for row in rows))
     return inputs, rows, tuple(left_out)
 
@@ -426,7 +428,7 @@ def _most_settings(
     judged: Sequence[DayQuestion], trains: Sequence[Trace | None], controllers: int, left_s: float
 ) -> int:
     """How many settings of each controller may be simulated in `left_s` of the search's clock, at least
-    one. It does not depend on which controllers run in which process.
+    one. It is the same in whichever process a controller runs.
     """
     training = sum(
         _day_effort(question, train)
@@ -459,9 +461,9 @@ def _run_each(
 ) -> list[tuple[list[ControllerDay] | None, str]]:
     """For each controller, in order, its days and ""; or None and the reason why they could not run.
 
-    Days run here one by one, or side by side in the processes of the executor where there are some.
+    Days run one by one in this process, or in parallel in the processes of an executor.
     """
-    if executors.current_crew() is None:  # Days are simulated in this process.
+    if executors.current_crew() is None:
         rows = []
         for k, each in enumerate(chosen, 1):
             progress(f"{each.row.name}: the day ({k} of {len(chosen)} controllers)")
@@ -473,8 +475,8 @@ def _run_each(
     for each, (row, settings, why_not) in zip(chosen, sent, strict=True):
         if row is not None:
             row = [
-                replace(day, chosen=replace(each, **of_llm), knowledge=known)
-                for day, of_llm, known in zip(row, settings, inputs.knowledge_of(each), strict=True)
+                replace(day, chosen=replace(each, **tuned), knowledge=known)
+                for day, tuned, known in zip(row, settings, inputs.knowledge_of(each), strict=True)
             ]
         rows.append((row, why_not))
     return rows
@@ -483,7 +485,8 @@ def _run_each(
 def _run_to_send(
     inputs: DayInputs, chosen: ChosenController
 ) -> tuple[list[ControllerDay] | None, list[dict[str, Any]], str]:
-    """What a process of the executor sends back: the days or None, the tuned settings of each, and why None.
+    """What a process of the executor sends back: the days, the tuned settings for each day, and "". Or None,
+    no settings, and the reason.
 
     Days come without the controller and the knowledge, which the caller has already.
     """
@@ -497,7 +500,7 @@ def _run_to_send(
 def _run_controller(
     inputs: DayInputs, chosen: ChosenController, progress: Progress
 ) -> tuple[list[ControllerDay] | None, str]:
-    """The days of one controller, tuned first where traffic trains; else None and the reason."""
+    """The days of one controller, tuned first where traffic trains, and ""; or None and the reason."""
     try:
         tuned = [
             (chosen, 1)
@@ -556,7 +559,7 @@ def best_sizes(
         status,
         causal_bound(runs),
         reacting_bound(runs),
-        # A day that keeps every window for less refutes this bound: here more workers did hurt.
+        # A day that costs less than this bound refutes its assumption that more workers never hurt.
         bound.usd if bound.usd <= best.usd else cheapest.proved.usd,
     )
 
@@ -625,14 +628,14 @@ class MissTerms:
 
     @classmethod
     def of(cls, question: DayQuestion, static: ControllerDay) -> MissTerms:
-        """The terms of a question. A missed window costs what it says, or what its static fleet, with this
-        day, pays for a window.
+        """The terms of a question; `static` is the day of its static fleet. Unless the question gives the
+        cost of a missed window, it is what that fleet pays for a window.
         """
         usd = static.usd / len(static.windows) if question.missed_usd is None else question.missed_usd
         return cls(usd, question.missed_frac)
 
     def score(self, usd: float, missed: int, windows: int) -> tuple[int, float, int]:
-        """The sort key of a day with this bill: windows missed above the share, cost, windows missed."""
+        """The sort key of a day: windows missed above the allowed share, cost [USD], windows missed."""
         if self.most_frac is None:
             missed_usd = self.usd * missed if missed else 0.0  # An infinite price times 0 would be NaN.
             return 0, usd + missed_usd, missed
@@ -706,15 +709,16 @@ def tune_controller(
 ) -> tuple[ChosenController, int]:
     """The controller with its best settings on the question's traffic, and the number of settings simulated.
 
-    `knowledge` is that of the day which follows this traffic, whose history it is. At the time limit on the
-    wall clock the best settings so far are taken.
+    `question` has the training traffic, and `knowledge` is of the judged day that follows. At the time limit
+    on the wall clock the best settings so far are taken.
     """
-    # The traffic begins at 0:00, and the history ends with it.
+    # Training begins at 0:00, and the history of the judged day ends where training does.
     history = knowledge.history and replace(knowledge.history, end_s=knowledge.clock_s)
     knowledge = replace(knowledge, clock_s=0.0, history=history)
     best, best_value, settings_count = chosen, (np.inf, np.inf, 0), 0
     for variant in list(settings_variants(chosen))[:most_settings]:
-        # The first variant has the settings as they were given, and is simulated even after the limit.
+        # The first variant has the settings as given, and is simulated even after the limit. No deadline
+        # (inf) on the search's clock: `most_settings` limits the work.
         if settings_count and is_over(math.inf):
             break
         row = simulate_controller(question, variant, knowledge)
@@ -742,8 +746,8 @@ def window_verdicts(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[
 
 
 def _served_in_windows(simulation: Simulation, edges_s: Floats) -> list[WindowResult]:
-    """The share of requests that are served, by the window in which they arrived; a request before the first
-    window counts in it. A window holds if all are.
+    """The share of requests that are served, by the window in which they arrived. A window holds if all its
+    requests are served. A request before the first window counts in the first.
     """
     window_of, windows = window_numbers(simulation.arrival_s, edges_s), []
     for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
@@ -778,12 +782,11 @@ def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     # A request counts for one change only, although workers of several changes may start at the same time:
     # requests before this index have been counted.
     counted = 0
-    # The controller decides sizes again and again. Decision d is one whose size of pool p differs from that
-    # of the decision before.
+    # Decision d is one whose size of pool p differs from the size in the decision before.
     for before, p in np.argwhere(np.diff(run.requested_sizes, axis=0)).tolist():
         d = before + 1
         sizes, pool_spans, at_s = run.requested_sizes[:, p], spans_of_pool[p], float(run.requested_s[d])
-        # The workers that this change requested are ready then.
+        # `until_s`: when all workers that this change requested are ready.
         until_s = max((span.ready_s for span in pool_spans if span.requested_s == at_s), default=at_s)
         first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
         first, counted = max(first, min(counted, last)), max(counted, last)
@@ -795,31 +798,29 @@ def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
 
 
 def _count_rerouted(simulation: Simulation, gone_s: Floats) -> int:
-    """Count preempted requests that were under way when one of the workers stopped, at the times `gone_s`.
+    """Count preempted requests that were in flight when a worker stopped (at the times `gone_s`).
 
-    The count is an upper bound: it includes requests that another worker preempted.
+    This is an upper bound: another worker may have preempted the request.
     """
     if not len(gone_s):
         return 0
     preempted = np.flatnonzero(simulation.preemptions)
     arrival_s, stops_s = simulation.arrival_s[preempted], np.sort(gone_s)
     end_s = arrival_s + np.nan_to_num(simulation.e2e_s[preempted], nan=np.inf)
-    # A worker stopped while a request was under way if fewer stops came before its arrival than before its
-    # end.
+    # A worker stopped during a request if fewer stops came before the request's arrival than before its end.
     return int((np.searchsorted(stops_s, end_s) > np.searchsorted(stops_s, arrival_s)).sum())
 
 
 def _highest_rps(trace: Trace, window_s: float) -> float:
-    """The highest request rate [requests/s] of the windows that follow one another through a trace."""
+    """The highest request rate [requests/s] in a window of a trace, which is cut into consecutive windows."""
     edges_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] + window_s, window_s)
     counts = np.histogram(trace.arrival_s, edges_s)[0] if len(edges_s) > 1 else np.array([len(trace)])
-    # A trace shorter than a window counts as one window of its own length, but at least of a second, so that
-    # nothing is divided by 0.
+    # A trace shorter than a window is one window of its own length; of 1 s at least, to divide by no 0.
     return float(counts.max() / min(window_s, max(trace.duration_s, 1.0)))
 
 
 def _rate_history(trace: Trace, end_s: float) -> History:
-    """The arrival rates of the training part, in whole buckets the last of which ends at `end_s`."""
+    """The arrival rates of the training part, in whole buckets; the last one ends at `end_s`."""
     buckets = max(int((end_s - float(trace.arrival_s[0])) // BUCKET_S), 1)
     edges_s = end_s - BUCKET_S * np.arange(buckets, -1, -1)
     return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
@@ -828,14 +829,14 @@ def _rate_history(trace: Trace, end_s: float) -> History:
 def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -> Knowledge:
     """What a controller may know: pools, limits, and the traffic before the judged part, if any (`train`).
 
-    Its table of capacity and its rules are made of the traffic `known`. The question has the whole traffic.
+    Its table of capacity and its rules are made of the traffic `known`. `question` has the whole traffic.
     """
 
     def tightest_s(*metrics: str) -> float | None:
         limits_s = [limit.limit_s for limit in question.slo.limits if limit.metric in metrics]
         return min(limits_s, default=None)
 
-    # The end of the training part, not its last request: hours without traffic may lie between them.
+    # The end of the training part, not its last request, which may be hours earlier.
     train_end_s = 0.0 if train is None else _training_end_s(question.trace, question.train_frac)
     longest_tokens = int((known.input_tokens + known.output_tokens).max())
     engines = tuple(engine_profile(pool.type, longest_tokens) for pool in question.fleet.pools)
@@ -843,7 +844,7 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
         pools=question.pools,
         roles=tuple(pool.role for pool in question.fleet.pools),
         prices_usd_per_h=tuple(pool.type.price_usd_per_h for pool in question.fleet.pools),
-        # The day begins where the training part ends; without one at midnight.
+        # The time of day at which judging begins: where training ends, or at midnight.
         clock_s=train_end_s,
         ttft_s=tightest_s("ttft", "e2e"),  # A first token that comes after the limit on E2E is too late.
         tpot_s=tightest_s("tpot", "tbt"),
@@ -870,8 +871,8 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
 def knowledge_of(chosen: ChosenController, knowledge: Knowledge, judged: Trace) -> Knowledge:
     """What this controller may know: `cron` gets a history of arrivals to make its timetable of.
 
-    Without training traffic, the judged traffic stands for the days before, from a midnight on; hours that
-    it does not reach have no requests.
+    Without training traffic, the judged traffic is its own history: it begins at midnight, and the hours
+    after its end have no requests.
     """
     if chosen.row.name != CRON or knowledge.history is not None:
         return knowledge

@@ -69,7 +69,7 @@ class JointDay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointOptimum:
-    """The optimum of all LLMs, with the fields of `day_study.Optimum`; `parts` has that of every LLM."""
+    """The optimum of all LLMs, with fields as in `day_study.Optimum`; `parts` has that of each LLM."""
 
     day: JointDay
     parts: tuple[Optimum, ...]
@@ -80,11 +80,11 @@ class JointOptimum:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointAnswer:
-    """The days of all controllers in `rows`, that of the fleets that stand all day first.
+    """The days of all controllers in `rows`, the static fleets first.
 
-    `by_llm` has the answer of every LLM by its name; the winner in each is the controller that is best for
-    all LLMs together. `no_optimum` is the reason why there is no optimum. `left_out` are controllers with the
-    reason why they could not run.
+    `by_llm` has the answer of every LLM by its name; its winner is the controller that is best for all LLMs
+    together. `no_optimum` is the reason why there is no optimum. `left_out` has the controllers that could
+    not run, with the reason.
     """
 
     by_llm: Mapping[str, DayAnswer]
@@ -104,7 +104,7 @@ class JointAnswer:
 
     @property
     def winner(self) -> JointDay:
-        """The best day, in which missed windows of each LLM count as they do for that LLM."""
+        """The best day; each LLM's missed windows count by that LLM's own terms."""
         questions = [answer.question for answer in self.by_llm.values()]
         return _best_row(self.rows, questions)
 
@@ -136,11 +136,11 @@ def study_day_together(
     optimum: bool = True,
     progress: Progress = report_nothing,
 ) -> JointAnswer:
-    """Simulate the fleets that stand all day and every controller, and find the optimum of all LLMs.
+    """Simulate the static fleets and every controller, and find the optimum of all LLMs.
 
     All questions have the same stock. Where a question has training traffic, parameters are tuned for each
-    LLM by itself; `most_work_s` of the search's clock (work_clock.py) limits that and the optimum. Raises
-    InputError where traffic cannot be split as asked, or the traffics of two LLMs end at different times.
+    LLM by itself; `most_work_s` of the search's clock (work_clock.py) limits tuning and the optimum. Raises
+    InputError where traffic cannot be split as asked, or the traffic of two LLMs ends at different times.
     """
     deadline = now_s() + most_work_s
     llm_questions = list(questions.values())
@@ -154,7 +154,7 @@ def study_day_together(
         progress("the optimum: the cheapest sizes of all pools that keep every window, knowing the traffic")
         try:
             best_day = _find_optimum(judged, rows, terms, deadline, progress)
-        except PlannerError as error:  # Also at the end of the time: the days of controllers are not lost.
+        except PlannerError as error:  # No optimum, or no time for it: the controllers' days are an answer.
             no_optimum = str(error)
     on_least_gpus = list[JointDay]()
     if best_day is not None and terms.is_paid_all_day:
@@ -193,7 +193,7 @@ def study_day_together(
 
 
 def _limit_to_paid_gpus(optimum: JointOptimum, judged: Sequence[DayQuestion]) -> list[DayQuestion]:
-    """The questions with no more GPUs than the optimum pays for; their days begin with its sizes."""
+    """The questions with only the GPUs that the optimum pays for. Days begin with the optimum's sizes."""
     limited = []
     for question, part in zip(judged, optimum.parts, strict=True):
         run = part.day.run
@@ -210,7 +210,7 @@ def _limit_to_paid_gpus(optimum: JointOptimum, judged: Sequence[DayQuestion]) ->
 
 def _joint_day(name: str, parts: Sequence[ControllerDay], terms: DayTerms) -> JointDay:
     """The day of all LLMs, with the bill of all workers on nodes that they share."""
-    # `terms` numbers the pools of all LLMs one after another.
+    # `terms` has the pools of all LLMs one after another.
     lives, first_pool = [], 0
     for part in parts:
         lives += [(first_pool + span.pool, span.requested_s, span.gone_s) for span in part.run.spans]
@@ -228,10 +228,8 @@ def _find_optimum(
     deadline: float,
     progress: Progress,
 ) -> JointOptimum:
-    """The cheapest known day of all LLMs together.
-
-    It is the cheapest on the grid, or that of a controller, which may change sizes between the moments of the
-    grid and so cost less.
+    """The cheapest known day of all LLMs together: the cheapest on the grid, or the day of a controller,
+    which may change sizes between the moments of the grid and so cost less.
     """
     llm_runs = [
         DayRuns(question.fleet, question.trace, question.slo, question.optimum_pools, terms_of(question))

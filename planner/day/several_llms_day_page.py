@@ -1,5 +1,5 @@
 """Renders a day of several LLMs: day.html and day.json of all LLMs, and for each LLM a folder of tables and
-manifests. Sentences and tables of one LLM are those of planner/day/day_page.py.
+manifests. planner/day/day_page.py renders the days of single LLMs.
 """
 
 import json
@@ -64,14 +64,12 @@ def proof_lines(answer: JointAnswer) -> list[str]:
 
 
 def standing_line(answer: JointAnswer) -> str:
-    """The fleets that stand all day, what they cost per hour together, as `plan` counts it, and where they
-    come from.
-    """
+    """A sentence on the static fleets: their price per hour, as in a plan, and where they come from."""
     question_of = {name: llm_answer.question for name, llm_answer in answer.by_llm.items()}
     pools = [pool for question in question_of.values() for pool in question.fleet.pools]
     usd_per_h = paid_usd_per_h((pool.type, pool.count) for pool in pools)
     fleets = "; ".join(f"{name}: {describe_fleet(question.fleet)}" for name, question in question_of.items())
-    fleet_note = next(iter(question_of.values())).fleet_note  # All LLMs have the same.
+    fleet_note = next(iter(question_of.values())).fleet_note  # All LLMs have the same note.
     note = f"; {fleet_note}" if fleet_note else ""
     return f"All workers all day (static): {fleets}; {usd_text(usd_per_h)} per hour in all{note}."
 
@@ -83,8 +81,8 @@ PAID_ALL_DAY = (
 
 
 def shared_lines(answer: JointAnswer) -> list[str]:
-    """Sentences on what all LLMs share: how GPUs are billed where they are paid all day, how many windows the
-    controllers miss on the optimum's GPUs, and what sleeping takes. Each only where it applies.
+    """Sentences on what all LLMs share, where they apply: that GPUs are paid all day, how many windows the
+    controllers miss on the optimum's GPUs, and what sleeping takes.
     """
     question = next(iter(answer.by_llm.values())).question  # All LLMs have the same terms.
     lines = [PAID_ALL_DAY] if question.is_paid_all_day else []
@@ -98,16 +96,15 @@ def shared_lines(answer: JointAnswer) -> list[str]:
 
 
 def gpus_text(counts: Mapping[str, int]) -> str:
-    """The GPUs as in "14 a100-80g + 6 h100-80g"."""
+    """As in "14 a100-80g + 6 h100-80g"."""
     return " + ".join(f"{count} {gpu}" for gpu, count in counts.items())
 
 
 def joint_table(answer: JointAnswer) -> Rows:
-    """A row for the optimum and for every controller, those with the fewest missed windows first, then the
-    cheapest.
+    """A row for the optimum, then one for every controller, by missed windows and then by cost.
 
-    It has the totals over all LLMs, then what each LLM would cost on nodes that it shares with no other, and
-    how many windows it misses.
+    Columns: the totals over all LLMs, then for each LLM its cost on nodes that it does not share, and its
+    missed windows.
     """
     names = list(answer.by_llm)
     head = (
@@ -118,8 +115,8 @@ def joint_table(answer: JointAnswer) -> Rows:
         "Above the optimum",
         *(f"{name} alone: USD, missed" for name in names),
     )
-    ordered = sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
-    days = [*([answer.optimum.day] if answer.optimum else []), *ordered]
+    by_missed = sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
+    days = [*([answer.optimum.day] if answer.optimum else []), *by_missed]
     table_rows = []
     for row in days:
         regret = answer.regret_usd(row)
@@ -147,7 +144,7 @@ def _missed_text(row: JointDay) -> str:
 
 
 def to_json(answer: JointAnswer) -> dict[str, Any]:
-    """What `plan day --json` prints for several LLMs; `llms` has what it prints for each one alone."""
+    """What `plan day --json` prints for several LLMs; `llms` has the object of each LLM."""
     optimum = answer.optimum
     return {
         "winner": answer.winner.name,

@@ -2,10 +2,10 @@
 
 Every LLM has an engine, awake or asleep, on every group of GPUs that its workers may take. A worker that the
 controller removes finishes its requests and falls asleep; a worker that the controller adds wakes as soon as
-GPUs are free. Waking loads neither an image nor compiled kernels, so it takes seconds, where a start takes
-minutes. But nodes are never given back: the peak number of GPUs in use is paid all day.
+GPUs are free. Waking needs neither an image nor compiled kernels, so it takes seconds instead of minutes.
+But nodes are never given back: the peak number of GPUs in use is paid all day.
 
-    ready_s = longest fall_asleep_s of any LLM + wake_s of its own          (catalogs/startup.yaml, sleep)
+    ready_s = longest fall_asleep_s of any LLM + own wake_s                 (catalogs/startup.yaml, sleep)
 
 This is the slowest case: the only free GPUs are those of a worker that has just begun to fall asleep. A GPU
 counts as in use from the moment at which the controller adds its worker.
@@ -56,6 +56,7 @@ def sleep_lines(questions: Mapping[str, DayQuestion], sleep_level: SleepLevel) -
     for question in questions.values() if sleep_level.keeps_weights else ():
         for pool in question.fleet.pools:
             gpu, worker = pool.type.gpu, pool.type
+            # A worker larger than a node (the `max`) counts as a whole.
             gpus = max(int(gpu.gpus_per_node) // worker.gpus, 1) * worker.gpus
             size_bytes = gpus * gpu_weight_bytes(question.fleet.llm, worker)
             host_bytes[gpu.base] = host_bytes.get(gpu.base, 0.0) + size_bytes

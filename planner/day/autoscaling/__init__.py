@@ -1,7 +1,7 @@
 """Writes the manifests with which a controller changes the sizes of pools in a cluster.
 
-They are the target's own manifests (planner/manifests) without fixed sizes, and the objects of the
-controller. The table PAIRS says which controller can be written for which target; other pairs are refused.
+These are the target's own manifests (planner/manifests) without fixed sizes, and the controller's objects.
+The table PAIRS says which controllers can be written for which targets; other pairs are refused.
 """
 
 from planner import manifests
@@ -66,8 +66,7 @@ PAIRS: dict[str, dict[str, str]] = {
     "fleetplan": _RECORDING_RULES,
 }
 
-# Files that an earlier answer may have left in the same folder. They are deleted, so that nobody applies
-# them.
+# Files that an earlier answer may have left in the folder. They are deleted, so that nobody applies them.
 OUTDATED = (
     prometheus_queries.ADAPTER_FILE,
     prometheus_queries.MONITORS_FILE,
@@ -82,9 +81,7 @@ OUTDATED = (
 
 
 def find_refusal(controller: str, target: str) -> str:
-    """Why no manifest of `controller` is written for `target`, with the pairs that can be written; empty if
-    this pair can.
-    """
+    """Why no manifest of `controller` can be written for `target`, and which pairs can; empty if one can."""
     if target not in manifests.TARGETS:
         return f"target: must be one of {', '.join(manifests.TARGETS)}, found {target[:200]!r}"
     if controller not in PAIRS:
@@ -141,8 +138,8 @@ def fleet_at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
 def _write_beside_target(
     fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget]
 ) -> WrittenManifests:
-    """The controller's documents, with instructions and limits for README.md. For Ray Serve and Dynamo there
-    are no documents, because the target's own files get the controller's settings (`scale_pools`).
+    """The controller's documents, with instructions and limits for README.md. Ray Serve and Dynamo have no
+    documents: `scale_pools` writes the controller's settings into the target's own files.
     """
     controller, app = autoscaler.controller, engine_command.llm_label(fleet)
     if target == "ray-serve":
@@ -218,15 +215,15 @@ def _drop_section(readme: str, heading: str) -> str:
 
 
 def _initial_count_lines(target: str, scale_targets: list[ScaleTarget], autoscaler: Autoscaler) -> list[str]:
-    """The commands that set the sizes at the beginning; none if the files that are applied set them.
+    """The commands that set the sizes at the beginning; empty if the manifests set them.
 
-    Kubernetes starts an object that has no count with one worker, which may be fewer than the plan needs.
+    Kubernetes starts an object without a count with one worker, which may be too few.
     """
     if SCALABLE[target].begins_with_counts or autoscaler.controller == "knative":
         return []
     lines = []
     for each in scale_targets:
-        group = each.api_version.rpartition("/")[0]  # Of "apps/v1" this is "apps".
+        group = each.api_version.rpartition("/")[0]  # "apps" of "apps/v1".
         name = f"{each.kind.lower()}.{group}/{each.object_name}"
         lines.append(f"    kubectl scale {name} --replicas={each.scaled.size}")
     return lines
@@ -251,7 +248,7 @@ def _limit_lines(target: str, controller: str, scale_targets: list[ScaleTarget])
             "How a worker ends what it has is the target's own matter: vLLM by default aborts its requests "
             "when it gets the signal to stop."
         )
-    if row.remark and controller != "knative":  # The remark is about the objects that Knative's replace.
+    if row.remark and controller != "knative":  # Knative's objects replace those that the remark is about.
         lines.append(row.remark)
     lines.append(
         "Prefill and decode pools are scaled apart: nothing here keeps their ratio."

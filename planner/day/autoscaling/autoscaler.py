@@ -126,7 +126,7 @@ def timetable_of(
     windows: Sequence[Window], pool: int, *, least: int, most: int
 ) -> tuple[tuple[int, int], ...]:
     """The timetable of pool number `pool` for `ScaledPool`: at each time the largest size among the windows
-    that contain it, or the nearest size from `least` to `most`. Without windows it has one row, at midnight.
+    that contain this time, clamped to `least` and `most`. Without windows it has one row, at midnight.
 
     Raises InputError for windows on some days of the week only, because a timetable is the same every day.
     """
@@ -159,7 +159,7 @@ def format_quantity(value: float, what: str) -> str:
 @dataclass(frozen=True, slots=True)
 class WrittenManifests:
     """YAML documents by path, and lines of Markdown for README.md: how to apply them, and what the simulated
-    controller does that the files cannot.
+    controller does that these manifests do not.
     """
 
     files: dict[str, list[Document]]

@@ -1,17 +1,17 @@
 """The rules by load of our controller (controllers/planned.py) as recording rules in PromQL.
 
-A recording rule computes a series, called its record, from others. The first two records below are of all
-pools, the others of one pool. Each has the name of its constant in this module:
+A recording rule computes a series, called its record, from other series. The first two records below are of
+all pools, the others of one pool. In this module each record has a constant of the same name:
 
 prompt, output   mean tokens of a request over the window of the rules
-token_work       what an output token adds to the steps of a worker of the pool            [s]
-request_work     what a request of these lengths adds (EngineProfile.work_s)               [s]
+token_work       what an output token adds to a worker's steps                             [s]
+request_work     what a request of the mean lengths adds (EngineProfile.work_s)            [s]
 work             what the tokens of the last span added, per second of the span            [s/s]
 now              the rate expected now                                                [requests/s]
 growth           the highest rate expected up to `ahead_s` from now, divided by `now`; 1 to 3
-load             the 95th percentile of work, a value per span, over `memory_s` or by default the window of
-                 the rules, times growth and 1 + headroom; plus the work of the prompts that wait, served
-                 within `drain_s`
+load             the 95th percentile of work over the spans of the last `memory_s` (by default the window of
+                 the rules), times growth and 1 + headroom; plus the work per second that serves the waiting
+                 prompts within `drain_s`
 The expressions are PromQL. The workers for a load are a step function of it (`worker_steps_expr`,
 LoadRule.workers_for_load).
 """
@@ -125,7 +125,7 @@ def length_exprs(
     window_s = math.ceil(max(rule.window_s for rule in rules))
     expr_by_record = {}
     for name, tokens, pools in ((PROMPT, PROMPT_TOKENS, prefilling), (OUTPUT, OUTPUT_TOKENS, decoding)):
-        # Each request has one first token, so these count requests.
+        # Each request has one first token, so first tokens count requests.
         requests = per_s(FIRST_TOKENS, prefilling, window_s)
         # Without a request in the window the mean counts as 0.
         expr_by_record[name] = f"{per_s(tokens, pools, window_s)} / ({requests} > 0) or vector(0)"
@@ -154,10 +154,11 @@ def load_exprs(
     token_work, request_work, now, growth = (
         f"sum({pool_series(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, NOW, GROWTH)
     )
-    # A rate needs two scrapes. One scrape interval more than a span always has two that lie a span apart.
+    # A rate needs two scrapes. A range of a span and one scrape interval always has two that are a span
+    # apart.
     range_s = max(span_s, monitoring.SCRAPE_S) + monitoring.SCRAPE_S
     expr_by_record, request_terms, work_terms = {}, [], []
-    # `!r` writes all digits of a number.
+    # In the expressions below, `!r` writes all digits of a number.
     if rule.prompt_token_s:
         request_terms.append(f"{rule.prompt_token_s!r} * {prompt}")
         work_terms.append(f"{rule.prompt_token_s!r} * {per_s(PROMPT_TOKENS, prefilling, range_s)}")
@@ -210,7 +211,7 @@ def whole_span_s(autoscaler: Autoscaler, rule: PoolRule) -> float:
 
 
 def read_memory_s(autoscaler: Autoscaler, rule: PoolRule) -> int:
-    """The past over which the load is a percentile of work [s]; by default the window of the rule."""
+    """The time before now over which the load is a percentile of work [s]; by default the rule's window."""
     if autoscaler.parameters.get("memory_s") is None:
         return math.ceil(rule.window_s)
     return autoscaler.read_seconds("memory_s", 0, least=1, most=DAY_S)

@@ -19,7 +19,7 @@ from planner.day.controllers.windows import Window
 from planner.errors import InputError
 from planner.fleet import Role
 
-USUAL_DRAIN_S = 3600.0  # The limit on draining in manifests, which need one, if the simulation had none.
+USUAL_DRAIN_S = 3600.0  # Manifests need a limit on draining; this one if the simulation had none.
 
 
 def autoscaler_of(
@@ -89,10 +89,8 @@ def _fleetplan_values(settings: FleetplanSettings, knowledge: Knowledge) -> dict
 
 
 def _timetable_windows(chosen: ChosenController, knowledge: Knowledge, role: Role) -> tuple[Window, ...]:
-    """The windows that a controller with a timetable has for pools of a role; `cron` makes them of earlier
-    days if none were given.
-
-    Empty for other controllers.
+    """The windows of the timetable that the controller has for pools of a role; empty if it has none. `cron`
+    makes windows of earlier days if none were given.
     """
     settings = chosen.by_role.get(role, chosen.settings)
     if isinstance(settings, KedaSettings):

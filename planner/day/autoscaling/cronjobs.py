@@ -1,5 +1,5 @@
-"""Writes a timetable as CronJobs (Kubernetes' batch/v1), for clusters without KEDA. Each change of size of
-each pool has a job, which sets the size at its time of day.
+"""Writes a timetable as CronJobs (Kubernetes' batch/v1), for clusters without KEDA: one job for every change
+of a pool's size, which sets the size at its time of day.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def _account_with_rights(account: str, targets: Sequence[ScaleTarget]) -> list[D
     """A ServiceAccount that may read and patch the pools' objects and their /scale, and nothing else."""
     names_by_resource: dict[tuple[str, str], list[str]] = {}
     for target in targets:
-        group = target.api_version.rpartition("/")[0]
+        group = target.api_version.rpartition("/")[0]  # "apps" of "apps/v1".
         names_by_resource.setdefault((group, _RESOURCES[target.kind]), []).append(target.object_name)
     rules: list[Document] = [
         {
@@ -61,7 +61,7 @@ def _job(target: ScaleTarget, start_s: int, size: int, account: str) -> Document
     HHMM.
     """
     minutes = start_s % DAY_S // MINUTE_S
-    group = target.api_version.rpartition("/")[0]  # Of "apps/v1": apps.
+    group = target.api_version.rpartition("/")[0]
     resource = f"{_RESOURCES[target.kind]}.{group}/{target.object_name}"
     container = {
         "name": "scale",

@@ -72,7 +72,7 @@ def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longe
 
 
 def _least_workers(targets: Sequence[ScaleTarget]) -> Document:
-    """The keys for the least sizes: one for both roles if they are equal, else one each."""
+    """The keys for the least sizes: one key if both roles have the same, else one for each role."""
     least = {target.pool.role: target.scaled.least for target in targets}
     if len(set(least.values())) == 1:
         return {"min_endpoint": next(iter(least.values()))}
@@ -115,8 +115,8 @@ def _sla_config(autoscaler: Autoscaler) -> Document:
 
 
 def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) -> Document:
-    """The keys of scaling by load: Dynamo's `optimization_target` of that name (`optimize`), or "load" with
-    thresholds if the controller states any. A threshold that it does not state is that of `optimize`.
+    """The keys of scaling by load. Dynamo's `optimization_target` is the controller's `optimize`, or "load"
+    with thresholds if the controller sets any; the others then come from `optimize`.
     """
     optimize = autoscaler.read_text("optimize", "throughput")
     if optimize not in THRESHOLDS:

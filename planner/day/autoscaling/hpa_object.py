@@ -21,7 +21,7 @@ NO_METRIC_AT_ZERO = "a pool without workers exports no metric, so that nothing w
 
 def write_hpas(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
     """The HPAs, the PodMonitors that let Prometheus scrape the pods, and the rules by which
-    prometheus-adapter turns what Prometheus scraped into metrics of Kubernetes.
+    prometheus-adapter makes metrics of Kubernetes of the scraped series.
     """
     refuse_zero(autoscaler, "take cron, or least 1")
     metric_by_target = {
@@ -41,7 +41,7 @@ def write_hpas(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Writte
 def _pods_hpa(
     target: ScaleTarget, autoscaler: Autoscaler, pod_metric: prometheus_queries.PrometheusMetric
 ) -> Document:
-    """The HPA that keeps the mean of this metric over the pool's pods at the scaler's target."""
+    """The HPA that keeps the mean of this metric over the pool's pods at the autoscaler's `target`."""
     role_scaler = autoscaler.of_role(target.pool.role)
     value = role_scaler.read_number("target", pod_metric.usual)
     average_value = format_quantity(value, f"{role_scaler.controller}: target")
@@ -90,8 +90,8 @@ def hpa_document(target: ScaleTarget, autoscaler: Autoscaler, source: Document) 
 def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
     """How fast the HPA may scale up and down.
 
-    Kubernetes' defaults are written out for what the autoscaler does not set. With no limit (0 pods and 0
-    percent) all of `most` may come or go at once.
+    Parameters that the autoscaler lacks are written with Kubernetes' defaults. 0 pods and 0 percent are no
+    limit: all of `most` may come or go at once.
     """
     rules: Document = {}
     for direction in ("up", "down"):

@@ -142,7 +142,7 @@ def scaled_object(
 
 
 def prometheus_trigger(query: str, threshold: float, activation: float = 0.0) -> Document:
-    """Asks for the workers over which the sum that `query` gives is `threshold` each.
+    """The trigger that asks for so many workers that the value of `query` is `threshold` per worker.
 
     While Prometheus has no value for the query, the pool keeps its size (`ignoreNullValues: false`).
     """
@@ -160,7 +160,7 @@ def prometheus_trigger(query: str, threshold: float, activation: float = 0.0) ->
 
 
 def cron_triggers(pool: ScaledPool) -> list[Document]:
-    """A trigger for each stretch with more workers than the smallest, which is left to `minReplicaCount`."""
+    """A trigger for each stretch of the day, except at the smallest size, which `minReplicaCount` keeps."""
     stretches = merge_entries(pool)
     if len(stretches) < 2:
         return []
@@ -174,21 +174,19 @@ def cron_triggers(pool: ScaledPool) -> list[Document]:
 
 
 def merge_entries(pool: ScaledPool) -> list[tuple[int, int]]:
-    """The timetable without entries that change nothing; if the size never changes, its first entry alone.
-
-    The last entry applies until the first of the next day.
-    """
+    """The timetable without entries that change nothing; if the size never changes, its first entry alone."""
     entries: list[tuple[int, int]] = []
-    last = pool.timetable[-1][1] if pool.timetable else None
+    # The last entry applies until the first of the next day.
+    size_before = pool.timetable[-1][1] if pool.timetable else None
     for start_s, size in pool.timetable:
-        if size != last:
+        if size != size_before:
             entries.append((start_s, size))
-        last = size
+        size_before = size
     return entries or list(pool.timetable[:1])
 
 
 def cron_time(pool: ScaledPool, second: int) -> str:
-    """A second of the day as cron's schedule of every day; InputError unless a minute begins then."""
+    """A daily schedule of cron for this second of the day; InputError if it is within a minute."""
     if second % MINUTE_S:
         raise InputError(
             f"pool {pool.name[:100]!r}: timetable: second {second}: schedules begin at whole minutes"
@@ -198,9 +196,9 @@ def cron_time(pool: ScaledPool, second: int) -> str:
 
 
 def _constant_trigger(size: int) -> Document:
-    """A trigger for a size that never changes, as a ScaledObject without any trigger is invalid.
+    """A trigger for a size that never changes: a ScaledObject must have a trigger.
 
-    KEDA takes none that asks for 0 workers. In the last minute of a day `minReplicaCount` holds the size.
+    KEDA refuses a trigger for 0 workers. In the last minute of a day `minReplicaCount` keeps the size.
     """
     return _cron_trigger("0 0 * * *", "59 23 * * *", max(size, 1))
 

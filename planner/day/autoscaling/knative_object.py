@@ -16,7 +16,7 @@ from planner.manifests import engine_command, kubernetes
 
 FILE = "kserve-knative.yaml"
 PREFIX = "autoscaling.knative.dev"
-DEFAULTS = KnativeSettings()  # Knative's own.
+DEFAULTS = KnativeSettings()  # Knative's own defaults.
 TIMEOUT_S = 600  # Knative's default configuration lets no service allow longer requests.
 FEATURES = ("nodeselector", "tolerations", "affinity")  # Parts of a pod that Knative refuses until enabled.
 PROBE_S = 5  # Seconds between two readiness probes.
@@ -75,7 +75,7 @@ def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_mode
     }
     if target_requests == int(target_requests):
         predictor["scaleTarget"] = int(target_requests)
-    else:  # KServe's field takes whole numbers alone, Knative's annotation any.
+    else:  # KServe's field takes only whole numbers, Knative's annotation takes any.
         annotations[f"{PREFIX}/target"] = f"{target_requests:.12g}"
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
@@ -95,7 +95,9 @@ def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_mode
 
 
 def _annotations(autoscaler: Autoscaler, size: int) -> Document:
-    """Knative's settings of one service that starts with `size` workers, within the bounds Knative checks."""
+    """Knative's settings of one service that starts with `size` workers. The bounds are those that Knative
+    checks.
+    """
     window_s = autoscaler.read_seconds("window_s", DEFAULTS.window_s, least=6, most=3600)
     panic_window_percent = _percent(autoscaler, "panic_window_frac", DEFAULTS.panic_window_frac, 1, 100)
     return {

@@ -61,13 +61,11 @@ def nodes_of(autoscaler: Autoscaler, pools: int) -> tuple[RentedNode | None, ...
 def fill_nodes(
     targets: Sequence[ScaleTarget], nodes: Sequence[RentedNode | None], app: str, names: tuple[str, str]
 ) -> list[tuple[ScaleTarget, str]]:
-    """Each pool with the PromQL of its workers, grown by what fits on the idle GPUs of its nodes.
+    """Each pool with the PromQL of its workers, grown by the workers that fit on idle GPUs of its nodes.
 
     Prometheus must record the pools in the order of the returned list: a later pool counts the GPUs that
-    earlier ones took. Decode pools come last, so pools that prefill take idle GPUs first. `app` labels the
-    series of this deployment. `names` are two recorded metrics: a pool's size before it is grown, and that
-    after. Nodes are counted by the sizes before, and the GPUs that are taken by the sizes after of pools that
-    were grown earlier.
+    earlier pools took. Decode pools come last, so pools that prefill take idle GPUs first. `app` labels the
+    series of this deployment. `names` are two records: a pool's size before it is grown, and its size after.
     """
     sizes_before, sizes_after = (
         {target.name: f"sum({pool_series(name, app, target)})" for target in targets} for name in names
@@ -83,8 +81,8 @@ def fill_nodes(
                 for pool_name, node in node_by_target.items()
                 if node is not None and node.kind == rented.kind
             ]
-            # There are as many nodes of this kind as the sizes before need. GPUs that no worker has taken are
-            # idle.
+            # There are as many nodes of this kind as the sizes before growth need. GPUs that no worker has
+            # taken, of the pools grown so far too, are idle.
             wanted_gpus = " + ".join(
                 f"{node.worker_gpus} * {sizes_before[pool_name]}" for pool_name, node in on_same_kind
             )
@@ -95,7 +93,8 @@ def fill_nodes(
             idle_gpus = f"{rented.gpus} * ceil(({wanted_gpus}) / {rented.gpus}) - {taken_gpus}"
             more_workers = f"floor(({idle_gpus}) / {rented.worker_gpus})"
             if uneven_sizes(rented.gpus, (node.worker_gpus for _, node in on_same_kind)):
-                # Idle GPUs may lie in several nodes, so only a pool that shares no node is grown.
+                # Workers differ in size, so idle GPUs may lie in several nodes, too few in each: only a pool
+                # that shares no node is grown.
                 per_node = rented.gpus // rented.worker_gpus
                 is_alone = len(on_same_kind) == 1
                 more_workers = f"{per_node} * ceil({expr} / {per_node}) - {expr}" if is_alone else "0"

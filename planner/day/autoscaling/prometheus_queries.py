@@ -1,6 +1,6 @@
 """PromQL queries for vLLM's metrics per pool, and objects that bring these into Kubernetes' API of metrics.
 
-A PodMonitor per pool puts the label `fleetplan_pool` on what its workers export. vLLM (0.32, v1/metrics)
+A PodMonitor per pool puts the label `fleetplan_pool` on the series of its workers. vLLM (0.32, v1/metrics)
 exports gauges of the requests that wait and run and of the share of KV blocks in use, and counters of
 finished requests. It does not count arrivals, so the rate of arrivals is the rate of ends plus the growth of
 the requests in flight.
@@ -39,7 +39,7 @@ FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"  # Rises with PROMPT_TOK
 RATE_S = 60  # Rates are means over a minute, which holds several scrapes.
 # Set by hand: a rule has a term for each of its edges, and Prometheus reads the whole expression each time.
 MOST_STEPS = 200
-# The defaults of the parameters that an Autoscaler may lack; those of plans lack none.
+# The defaults of parameters that an Autoscaler lacks. One that is made from a plan lacks none.
 _USUAL: dict[str, ControllerSettings] = {
     "fleetplan": FleetplanSettings(),
     "forecast": ForecastSettings(),
@@ -92,7 +92,7 @@ def instant_vector(series: Sequence[str], matchers: str) -> str:
 
 
 def sum_over_pool(pool_metric: PrometheusMetric, target: ScaleTarget) -> str:
-    """PromQL of the metric's sum over the workers of a pool, which has no value while there are none."""
+    """PromQL of the metric's sum over the workers of a pool; without a value while the pool is empty."""
     vector = instant_vector(pool_metric.series, _pool_matcher(target.name))
     return (
         f"sum({vector})"
@@ -116,7 +116,7 @@ def per_s(counter: str, pools: Sequence[str], range_s: int) -> str:
 
 
 def waiting_beyond_one(pools: Sequence[str]) -> str:
-    """PromQL of prompts that wait at these pools, less one per worker, as controllers/planned.py counts."""
+    """PromQL of the prompts that wait at these pools, less one per worker (as in controllers/planned.py)."""
     waiting = f"{_WAITING}{{{_pool_matcher(*pools)}}}"
     return f"sum({waiting}) - count(count by (pod) ({waiting}))"
 
@@ -135,7 +135,7 @@ def pod_monitor(target: ScaleTarget) -> Document:
 
 
 def adapter_rule(pod_metric: PrometheusMetric) -> Document:
-    """A rule of prometheus-adapter that gives pods the metric."""
+    """The rule by which prometheus-adapter serves the metric per pod."""
     matchers = "<<.LabelMatchers>>"
     return {
         "seriesQuery": f'{pod_metric.series[0]}{{{POOL}!="",namespace!="",pod!=""}}',
@@ -155,12 +155,12 @@ def adapter_values(*, custom: Sequence[Document] = (), external: Sequence[Docume
 
 
 def monitors_step() -> tuple[str, ...]:
-    """The command by which Prometheus gets to scrape the workers."""
+    """The command that makes Prometheus scrape the workers."""
     return (f"    kubectl apply -f {MONITORS_FILE}   # the Prometheus operator's PodMonitors",)
 
 
 def monitors_limits() -> tuple[str, ...]:
-    """Lines for README.md: what every autoscaler that reads these metrics takes for granted of Prometheus."""
+    """Lines for README.md: what autoscalers that read these metrics assume of Prometheus."""
     return (
         f"Metrics are read every {monitoring.SCRAPE_S} s by a Prometheus that looks at PodMonitors "
         "everywhere: kube-prometheus-stack does with "
@@ -183,10 +183,10 @@ def recording_rule(name: str, expr: str, labels: dict[str, str]) -> Document:
 
 
 def llm_series(name: str, app: str) -> str:
-    """An instant vector of what was recorded of the whole LLM."""
+    """The instant vector of a record of the whole LLM."""
     return f'{name}{{{LLM}="{app}"}}'
 
 
 def pool_series(name: str, app: str, target: ScaleTarget) -> str:
-    """An instant vector of what was recorded of a pool."""
+    """The instant vector of a record of one pool."""
     return f'{name}{{{LLM}="{app}",{POOL}="{target.name}"}}'

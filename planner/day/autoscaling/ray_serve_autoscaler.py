@@ -1,9 +1,8 @@
 """Settings for Ray Serve's own autoscaler: `autoscaling_config` of a deployment (ray/serve/config.py, Ray
 2.60.0).
 
-Ray Serve's autoscaler follows the requests in flight per replica, averaged over a time, and waits for a delay
-before it adds or removes replicas. So settings are made only for those controllers of the plan that follow
-concurrency too.
+Ray Serve's autoscaler follows the requests in flight per replica, averaged over some seconds, and waits for a
+delay before it adds or removes replicas. So settings are made only for controllers that follow concurrency.
 """
 
 from planner.day.autoscaling import hpa_object, knative_object, prometheus_queries
@@ -36,8 +35,8 @@ def add_autoscaling(document: Document, fleet: Fleet, autoscaler: Autoscaler) ->
         document["applications"], engine_command.pool_services(fleet, "ray-serve").values(), strict=True
     ):
         args = application["args"]
-        # The application of a pair has a config for each of its two pools, another one a list with one
-        # config.
+        # The application of a prefill and a decode pool has a config for each; that of a mixed pool has a
+        # list with one config.
         config = args["decode_config"] if prefill is not None else args["llm_configs"][0]
         _replace_count(config, autoscaler.of_role(pool.role), scaled[pool.name])
         if prefill is not None:

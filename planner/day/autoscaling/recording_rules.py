@@ -45,7 +45,7 @@ from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.solvers.worker_rule import fit_worker_rule
 
-# Records of the LLM.
+# Records of the LLM, as the module's docstring lists them.
 ARRIVALS, BUCKET, PRESENT, SHARE = (
     f"fleetplan:{name}" for name in ("arrivals_rps", "bucket_rps", "present_rps", "season_share")
 )
@@ -88,7 +88,8 @@ def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app:
     every_s = _every_s(autoscaler)
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
     arrivals, bucket = llm_series(ARRIVALS, app), llm_series(BUCKET, app)
-    # The share is of sums of means over LAST_BUCKETS buckets; either sum is empty before there are records.
+    # Means over the last LAST_BUCKETS buckets, now and a season ago. They have no value before there are
+    # records.
     now, season_ago = (
         f"sum(avg_over_time({arrivals}[{LAST_BUCKETS * bucket_s}s]{offset}))"
         for offset in ("", f" offset {season_s}s")
@@ -108,7 +109,7 @@ def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app:
     for number, target in enumerate(targets):
         for name, expr in _pool_exprs(autoscaler, app, targets, number, load_rules).items():
             records.append(recording_rule(name, expr, labels[target.name]))
-        bounded_expr = _bounded_expr(autoscaler, app, target, is_within=bool(nodes))
+        bounded_expr = _bounded_expr(autoscaler, app, target, is_clamped=bool(nodes))
         records.append(recording_rule(HELD if nodes else WORKERS, bounded_expr, labels[target.name]))
     if nodes:
         for target, expr in node_filling.fill_nodes(targets, nodes, app, (HELD, WORKERS)):
@@ -148,8 +149,8 @@ def _pool_exprs(
         expr_by_record[ASKED] = _workers_by_rate(autoscaler, rate, number, pools)
     elif load_rules:
         ahead_s = _ahead_s(autoscaler, target)
-        # The forecast must reach the next decision. By rate (below) it reaches a bucket, as rates are means
-        # over buckets.
+        # The forecast must cover the time to the next decision. By rate (below) it covers at least a bucket,
+        # because rates are means over buckets.
         over_s = max(ahead_s, _every_s(autoscaler))
         expr_by_record[EXPECTED] = _expected_rate_expr(autoscaler, app, ahead_s, over_s=over_s)
         expr_by_record |= by_load.load_exprs(
@@ -201,8 +202,10 @@ def _ahead_s(autoscaler: Autoscaler, target: ScaleTarget) -> int:
     return autoscaler.read_seconds("ahead_s", start_s, least=1, most=DAY_S)
 
 
-def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_within: bool) -> str:
-    """The highest ASKED during `hold_s`, with `is_within` kept within least and most; else KEDA does that."""
+def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_clamped: bool) -> str:
+    """The highest ASKED during `hold_s`. With `is_clamped` it is clamped to the pool's least and most;
+    otherwise KEDA does so.
+    """
     controller, asked = autoscaler.controller, pool_series(ASKED, app, target)
     hold_s = autoscaler.read_seconds("hold_s", usual_value(autoscaler, "hold_s"), least=0, most=DAY_S)
     if 0 < hold_s < (every_s := _read_usual(autoscaler, "every_s")):
@@ -210,11 +213,11 @@ def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_w
             f"{controller}: hold: {hold_s} s, must be 0 or at least the time between decisions, {every_s:g} s"
         )
     highest = f"sum(max_over_time({asked}[{hold_s}s]))" if hold_s else f"sum({asked})"
-    return f"clamp({highest}, {target.scaled.least}, {target.scaled.most})" if is_within else highest
+    return f"clamp({highest}, {target.scaled.least}, {target.scaled.most})" if is_clamped else highest
 
 
 def _larger_of_two_expr(one: str, other: str) -> str:
-    """PromQL for the larger of two vectors without labels, or for the only one that has a value."""
+    """PromQL for the larger of two vectors without labels; if only one has a value, that one."""
     return f"({one} > {other} or {other} or {one})"
 
 
@@ -240,8 +243,8 @@ def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: 
     PromQL's `or` takes the first of three that has a value: season, drift, last bucket.
     """
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
-    # A season before the forecast time. A bucket's mean is recorded at its end, half a bucket after the time
-    # for which it stands.
+    # From now back to one season before the forecast time. A bucket's mean stands for the bucket's middle,
+    # but is recorded half a bucket later, at its end.
     back_s = season_s - ahead_s - bucket_s // 2
     if back_s <= 0:
         raise InputError(
@@ -258,7 +261,7 @@ def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: 
 
 
 def _expected_now(autoscaler: Autoscaler, app: str) -> str:
-    """The rate that the season predicts for now, or that of the last bucket, as PromQL."""
+    """PromQL for the rate that the season predicts for now, or without a season the last bucket's rate."""
     back_s = _season_s(autoscaler) - _bucket_s(autoscaler) // 2
     bucket = llm_series(BUCKET, app)
     return f"sum({bucket} offset {back_s}s) * sum({llm_series(SHARE, app)}) or sum({bucket})"
@@ -286,19 +289,20 @@ def _workers_by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int
         if after != before
     ]
     if last := own[-1]:
-        # Above the last rate workers grow in proportion to the rate; `beyond` are those above the last size.
+        # Above the last rate workers grow in proportion to the rate; `beyond` is the surplus over the last
+        # size.
         beyond = f"(ceil({rate} * {last / rates_rps[-1]!r} - {ROUNDING}) - {last})"
         steps.append(f"({rate} > bool {rates_rps[-1]!r}) * {beyond}")
     return " + ".join(steps)
 
 
 def _workers_by_rate(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
-    """PromQL for the rate divided by the rate of one worker, which is given or that of the table's end."""
+    """PromQL for the rate divided by one worker's rate: a parameter, or by the last row of the table."""
     if autoscaler.parameters.get("per_worker_rps") is not None:
         per_worker_rps = autoscaler.read_number("per_worker_rps", 1.0)
     else:
         rates_rps, sizes = _read_capacity_table(autoscaler, pools)
-        # A pool that the table leaves empty needs no worker at any rate, as if one carried every rate.
+        # A pool that is empty in the table needs no workers, as if one worker carried any rate.
         per_worker_rps = rates_rps[-1] / sizes[-1][number] if sizes[-1][number] else math.inf
     if per_worker_rps <= 0:
         raise InputError(f"{autoscaler.controller}: per_worker_rps: {per_worker_rps:g}, must be > 0")

@@ -29,7 +29,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, helm_chart, kubernetes, kustomize
 
-GRACE_S = kubernetes.LEAVE_S + engine_command.KILL_S  # What a pod has to stop, beside draining.
+GRACE_S = kubernetes.LEAVE_S + engine_command.KILL_S  # The time a pod gets to stop, beside draining.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -70,7 +70,9 @@ class ScalableTarget:
 
 
 def find_scale_targets(fleet: Fleet, target: str, autoscaler: Autoscaler) -> list[ScaleTarget]:
-    """The scale target of each pool, in order; none if the target scales itself. No pool may be empty."""
+    """The scale target of each pool, in order; empty if the target scales pools itself. No pool of `fleet`
+    may be empty.
+    """
     row = SCALABLE.get(target)
     if row is None or row.find_object is None:
         return []
@@ -111,12 +113,12 @@ _WITHOUT_SIZES = (kustomize.COMPONENTS, f"{helm_chart.FOLDER}/", engine_command.
 
 
 def _has_no_sizes(path: str) -> bool:
-    """Whether a file is of Kustomize, of the router's image, or of the Helm chart, which is made again."""
+    """Whether a file belongs to Kustomize, the router's image, or the Helm chart (which is written anew)."""
     return path == kustomize.BASE or path.startswith(_WITHOUT_SIZES)
 
 
 def _edit_yaml(text: str, change: Change, scaling: Scaling) -> str:
-    """Apply a change to every document of a text. Comments at its top stay, others are lost."""
+    """Apply a change to every document of a text. Comments at the top stay, other comments are lost."""
     lines = text.splitlines(keepends=True)
     header_lines = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     documents = [
@@ -153,7 +155,7 @@ def _scale_disaggregatedset(document: Document, scaling: Scaling) -> None:
 
 
 def _drain_group(template: Document, target: ScaleTarget) -> None:
-    """`_let_vllm_drain` for the pods of a LeaderWorkerSet, a worker on several nodes."""
+    """`_let_vllm_drain` for the pods of a LeaderWorkerSet: one worker on several nodes."""
     for name in ("leaderTemplate", "workerTemplate"):
         if name in template:
             _let_vllm_drain(template[name]["spec"], target)
@@ -167,6 +169,7 @@ def _let_vllm_drain(pod: Document, target: ScaleTarget) -> None:
         engine_command.drain_args(target.pool.type, each_s) for each_s in (engine_command.DRAIN_S, drain_s)
     )
     for container in pod["containers"]:
+        # Only the engine's container ends in these arguments; a router beside it does not.
         if usual_args and container["args"][-len(usual_args) :] == usual_args:
             container["args"][-len(usual_args) :] = own_args
 

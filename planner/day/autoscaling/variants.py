@@ -23,7 +23,7 @@ DESIRED = "wva_desired_replicas"  # The autoscaler's metric: how many replicas a
 ACCELERATOR = "inference.optimization/acceleratorName"
 REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
 DEFAULTS = WvaSettings()  # The defaults of WVA's Helm chart.
-HPA_RULES: dict[str, float] = {  # The `behavior` of the chart's own HPA; our HPAs take that one's place.
+HPA_RULES: dict[str, float] = {  # The `behavior` of the chart's own HPA, which our HPAs replace.
     f"{direction}_{name}": getattr(DEFAULTS, f"{direction}_{name}")
     for direction in ("up", "down")
     for name in ("window_s", "pods", "percent", "period_s")
@@ -126,7 +126,7 @@ def _read_share(autoscaler: Autoscaler, name: str, default: float) -> float:
 
 
 def _variant_document(target: ScaleTarget, model: str) -> Document:
-    """The object by which llm-d's autoscaler knows a pool: what to scale, its LLM, and a worker's price."""
+    """The object that names a pool to llm-d's autoscaler: what to scale, its LLM, and a worker's price."""
     return {
         "apiVersion": "llmd.ai/v1alpha1",
         "kind": "VariantAutoscaling",
@@ -144,7 +144,7 @@ def _variant_document(target: ScaleTarget, model: str) -> Document:
 
 def _metric_source(target: ScaleTarget) -> Document:
     """The metric of an HPA: how many workers of this pool the autoscaler wants."""
-    return {  # The target of 1 per worker makes the HPA want as many workers as the metric says.
+    return {  # With a target of 1 per worker the HPA wants as many workers as the metric says.
         "type": "External",
         "external": {
             "metric": {"name": DESIRED, "selector": {"matchLabels": {"variant_name": target.name}}},

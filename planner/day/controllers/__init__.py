@@ -1,5 +1,6 @@
-"""Who decides how many workers a pool has: one module per controller, one table of all of them.
+"""Controllers decide how many workers a pool has: one module per controller, and one table of all
+controllers.
 
-A controller sees what a real one sees, as often and as late, and rounds, waits and holds back as it does. It
-knows nothing of the requests that are still to come.
+A simulated controller sees the metrics that the real one sees, as often and as late, and decides as it does.
+It knows nothing of future requests.
 """

@@ -1,10 +1,10 @@
 """Aladdin's rule for the number of workers, with change points.
 
-N = ceil(k5 r + c5) above a rate R (eq. 7 of arXiv:2405.06856, section 5), fitted here on the plan's capacity
-table, per pool. The paper reconfigures at heartbeats "using change point detection" and does not say which
-detection. Here r is the mean arrival rate since the last change point (CUSUM,
-planner/solvers/worker_rule.py), and a shift of requests' mean length multiplies k5 by new length / old
-length. The paper leaves out start-up times and what switching costs, and so does the rule.
+N = ceil(k5 r + c5) workers for r requests/s (eq. 7 of arXiv:2405.06856, section 5), fitted here on the plan's
+capacity table, per pool. The paper reconfigures at heartbeats "using change point detection" and does not say
+which detection. Here r is the mean arrival rate since the last change point (CUSUM,
+planner/solvers/worker_rule.py). A shift of the requests' mean length multiplies k5 by new length / old
+length. The paper ignores start-up times and the cost of switching, and so does the rule.
 """
 
 import math
@@ -44,7 +44,8 @@ class Aladdin:
 
     def start(self, sizes: Sequence[int]) -> None:
         self.rate, self.length = self._new_level(), self._new_level()
-        self.usual_tokens = math.nan  # Mean tokens of a request up to the first change point; NaN before.
+        # Mean tokens of a request before the first change point; NaN until then.
+        self.usual_tokens = math.nan
         self.sizes_at_start = list(sizes)
 
     def _new_level(self) -> SeriesLevel:
@@ -71,12 +72,12 @@ class Aladdin:
             has_changed = self.length is not before
             if math.isnan(self.usual_tokens) and has_changed:
                 self.usual_tokens = before.mean
-        longer = 1.0 if math.isnan(self.usual_tokens) else self.length.mean / self.usual_tokens
-        return self.knowledge.bounded_sizes([self._workers(rule, longer) for rule in self.rules])
+        length_ratio = 1.0 if math.isnan(self.usual_tokens) else self.length.mean / self.usual_tokens
+        return self.knowledge.bounded_sizes([self._workers(rule, length_ratio) for rule in self.rules])
 
-    def _workers(self, rule: WorkerRule, longer: float) -> int:
-        """What the rule asks for if requests are `longer` times as long as those it was fitted on."""
+    def _workers(self, rule: WorkerRule, length_ratio: float) -> int:
+        """The rule's workers if requests are `length_ratio` times as long as those it was fitted on."""
         if self.rate.mean <= 0:
             return 0
-        scaled = WorkerRule(rule.slope_workers_per_rps * longer, rule.offset_workers)
+        scaled = WorkerRule(rule.slope_workers_per_rps * length_ratio, rule.offset_workers)
         return int(scaled.workers([self.rate.mean])[0])

@@ -1,8 +1,8 @@
 """The controller "cron": pools have the sizes that a timetable gives for the time of day.
 
 A timetable is a set of windows of time with a number of workers each, as in CronHPA
-(AliyunContainerService/kubernetes-cronhpa-controller) and in KEDA's cron trigger. KEDA's HPA would keep a
-size for five minutes more; the controller "keda" does so.
+(AliyunContainerService/kubernetes-cronhpa-controller) and in KEDA's cron trigger. KEDA's HPA keeps a size for
+five minutes more, which the controller "keda" simulates.
 
 Without given windows there is one for every hour (`step`) of the day. Its sizes are those of the plan's
 capacity table for the highest rate of this hour on any earlier day, times 1 + `headroom`. An hour that no
@@ -47,10 +47,8 @@ class CronSettings(ControllerSettings):
 def windows_from_history(
     settings: CronSettings, history: History, capacity: CapacityTable, end_s: float
 ) -> tuple[Window, ...]:
-    """A window per step of the day, which begins `lead_s` before the step, as workers take time to start. Its
-    sizes suffice for the step's highest rate in the history, as the module's docstring says.
-
-    The history ends at second `end_s` of the week.
+    """A window per step of the day, with sizes as in the module's docstring. It begins `lead_s` before the
+    step, because workers take time to start. The history ends at second `end_s` of the week.
     """
     rates = history.rates_rps
     # When each bucket of the history begins, and in which step of the day.
@@ -71,9 +69,7 @@ def windows_from_history(
 
 
 class Cron:
-    """The controller: it gives each pool the largest size of the windows that are open, and its least size
-    while none is.
-    """
+    """The controller: each pool has the largest size of the open windows, or else its least size."""
 
     lag_s = 0.0  # Cron reads only the clock, and no metrics that could be old.
 

@@ -8,9 +8,9 @@ The planner decides every `every` (5 s), and only while no worker starts. A pref
 queued prompt tokens per worker reach `prefill_up` times the longest context, and loses one below
 `prefill_down`. A decode or mixed pool gains a worker if the share of the KV cache in use, with queued prompts
 counted as used, is above `kv_up`, and loses one below `kv_down`. No pool loses a worker if the load of the
-others would then reach the threshold for one more. The original looks at the fullest worker to add one, and
-at all workers to take one away; here both look at the pool's mean, because a reading (MetricsReading) states
-no numbers of single workers. Queued tokens are the number of waiting prompts times the mean length of the
+remaining workers would reach the up threshold. The original looks at the fullest worker to add one, and at
+all workers to remove one; here both look at the pool's mean, because a reading (MetricsReading) has no
+numbers of single workers. Queued tokens are the number of waiting prompts times the mean length of the
 prompts that finished last.
 """
 
@@ -72,7 +72,7 @@ class DynamoSettings(ControllerSettings):
 
     @property
     def thresholds(self) -> ScalingThresholds:
-        """The thresholds that are set, and Dynamo's for the others."""
+        """The thresholds, with Dynamo's own where a setting is None."""
         stated = {name: getattr(self, name) for name in ScalingThresholds._fields}
         return THRESHOLDS[self.optimize]._replace(
             **{name: value for name, value in stated.items() if value is not None}
@@ -146,13 +146,12 @@ class Dynamo:
     def _pool_size(self, reading: MetricsReading, pool: int) -> int:
         """The next size of a pool, at most one worker from the present one."""
         workers, engine = self.current[pool], self.knowledge.engines[pool]
-        if not workers:  # An empty pool gets a worker when requests are in limbo, waiting for one.
+        if not workers:  # An empty pool gets a worker when requests wait for one (`Knowledge.limbo_of`).
             return 1 if self.knowledge.limbo_of(reading, pool) else 0
         waiting, kv_share = float(reading.waiting[pool]), float(reading.kv_frac[pool])
         if waiting and math.isnan(self.input_tokens):
-            return workers  # Before a request has finished, its prompt's length is unknown.
+            return workers  # Prompt lengths are unknown until a first request has finished.
         queued_tokens = waiting * self.input_tokens / workers if waiting else 0.0
         if self.knowledge.roles[pool] == PREFILL:
             return prefill_workers(self.settings, queued_tokens / engine.context_tokens, workers)
-        wanted_share = kv_share + queued_tokens / engine.kv_tokens  # In use, or queued for.
-        return decode_workers(self.settings, wanted_share, workers)
+        return decode_workers(self.settings, kv_share + queued_tokens / engine.kv_tokens, workers)

@@ -8,8 +8,8 @@ no more correction), config/defaults.py at 1ca6015, tests/planner/test_replica_c
     decode workers  = ceil(requests x out / interval / tokens/s of a worker whose ITL is target / d)
     p = TTFT seen / TTFT of a prompt alone,  d = ITL seen / ITL at the concurrency seen
 
-`in` and `out` are mean lengths, ITL is the mean gap between tokens. The load forecast is that of the
-last interval (constant), or has a seasonal rate (the original has ARIMA, Kalman and Prophet). Dynamo
+`in` and `out` are mean lengths, ITL is the mean gap between tokens. The forecast is the load of the last
+interval (constant), or its lengths with a seasonal rate (the original has ARIMA, Kalman and Prophet). Dynamo
 interpolates throughputs in profiling runs; here they follow from the plan's step times: a prompt alone, and
 the largest batch that keeps the ITL. Sizes stay as they are after an interval without a finished request.
 """
@@ -50,7 +50,7 @@ class DynamoSlaSettings(ControllerSettings):
 
 @dataclass(frozen=True, slots=True)
 class ForecastLoad:
-    """The load that is expected of the next interval; lengths are means."""
+    """The expected load of the next interval; lengths are means."""
 
     rate_rps: float
     input_tokens: float
@@ -97,21 +97,20 @@ def decode_tokens_per_s(engine: EngineProfile, context_tokens: float, itl_s: flo
 
 
 def _largest_batch(engine: EngineProfile, context_tokens: float, itl_s: float, per_sequence_s: float) -> int:
-    """The largest batch whose step takes at most `itl_s`, from 1 to what the worker holds. Each of its
-    sequences adds `per_sequence_s` to the step.
+    """The largest batch whose step takes at most `itl_s`, from 1 to `most_sequences`. Each of its sequences
+    adds `per_sequence_s` to the step.
     """
     most = engine.most_sequences(context_tokens)
-    if per_sequence_s <= 0:  # A batch of any size takes as long.
+    if per_sequence_s <= 0:  # The step time does not depend on the batch.
         return most
-    # A batch that is whole but for rounding counts as whole.
+    # Rounding errors must not cost a whole sequence.
     return max(min(math.floor((itl_s - engine.decode_s) / per_sequence_s + ROUNDING), most), 1)
 
 
 def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
     """Requests/s of a mixed worker with the largest batch n whose steps keep the ITL.
 
-    A request takes a step for each output token, so each step computes n / (output tokens) prompts in the
-    mean.
+    A request takes a step for each output token, so a step computes n / (output tokens) prompts on average.
     """
     steps_of_request = max(load.output_tokens, 1.0)
     # The seconds that prompts add to a step, per sequence of the batch.
@@ -123,7 +122,7 @@ def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
 
 
 class DynamoSla:
-    """The controller; simulator/elastic.py (`Controller`) says what `start` and `sizes` do."""
+    """The controller `dynamo-sla`; for its methods see `Controller` in simulator/elastic.py."""
 
     def __init__(self, settings: DynamoSlaSettings, knowledge: Knowledge) -> None:
         knowledge.require_facts("dynamo-sla", "engines", "tpot_s")
@@ -147,7 +146,7 @@ class DynamoSla:
         itl_s = mean_of(reading.tpot_s, self.decoding_pools)
         # A mean is NaN if no request finished in the interval.
         if any(map(math.isnan, (seen.input_tokens, seen.output_tokens, ttft_s, itl_s))):
-            if reading.limbo:  # Requests wait because a pool is empty, so each pool gets a worker.
+            if reading.limbo:  # Requests wait because a pool is empty; then every empty pool gets a worker.
                 self.current = self.knowledge.bounded_sizes([max(size, 1) for size in self.current])
             return list(self.current)
         load = seen
@@ -159,9 +158,9 @@ class DynamoSla:
     def _wanted_sizes(
         self, reading: MetricsReading, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> list[int]:
-        """Sizes (P,) of all pools, for the load expected and the TTFT and ITL seen. Dynamo has one pool per
-        role. If there are several, the first is sized for what the others do not carry with their present
-        sizes.
+        """Sizes (P,) of all pools, for the expected load and the TTFT and ITL seen. Dynamo has one pool per
+        role. If there are several, the first is sized for the rate that the others, at their present sizes,
+        do not carry.
         """
         knowledge = self.knowledge
         assert knowledge.tpot_s is not None  # `__init__` requires it.
@@ -181,8 +180,8 @@ class DynamoSla:
                     worker_rps.append(decode_rps(load, tokens_per_s))
                 else:
                     worker_rps.append(mixed_rps(engine, load, knowledge.tpot_s))
-            other_workers = zip(worker_rps[1:], pools[1:], strict=True)
-            others_rps = sum(each_rps * sizes[i] for each_rps, i in other_workers)
+            other_pools = zip(worker_rps[1:], pools[1:], strict=True)
+            others_rps = sum(each_rps * sizes[i] for each_rps, i in other_pools)
             sizes[pools[0]] = count_replicas(max(load.rate_rps - others_rps, 0.0), worker_rps[0])
         return sizes
 
@@ -198,7 +197,7 @@ class DynamoSla:
             return 1.0
         workers = max(int(reading.ready[pool]), 1)
         duration_s = ttft_s + itl_s * max(load.output_tokens - 1, 0.0)
-        # Little's law: the requests at work are rate x duration, shared by all workers of the pool.
+        # Little's law: rate x duration requests are in flight, shared by all workers of the pool.
         batch = float(reading.arrived[pool]) / reading.interval_s * duration_s / workers
         factor = itl_s / self.knowledge.engines[pool].itl_s(batch, load.context_tokens)
         return factor if factor > 0 else 1.0  # An ITL of 0 (answers of one token) says nothing.

@@ -1,8 +1,8 @@
-"""Predictive scaling as clouds sell it: the rate forecast for some time ahead, divided by a worker's rate.
+"""Predictive scaling as clouds sell it: the rate forecast for a later time, divided by a worker's rate.
 
-The forecast is planner/day/controllers/forecasting.py. The rate of a worker is given, or it is the highest
-rate of the plan's capacity table divided by a pool's workers at that rate. As under an HPA, a size falls once
-no forecast of the last `hold_s` needs more.
+planner/day/controllers/forecasting.py makes the forecast. The rate of a worker is a setting, or the highest
+rate of the plan's capacity table divided by the pool's workers at that rate. As under an HPA, a size falls
+once no decision of the last `hold_s` needs more.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from planner.units import DAY_S
 
 @dataclass(frozen=True, slots=True)
 class ForecastSettings(ControllerSettings):
-    """How far ahead the controller looks, what it learns a season from, and how slowly it shrinks."""
+    """How far ahead the controller looks, how it learns the season, and how slowly it shrinks."""
 
     per_worker_rps: float | None = settings_field(
         None, NUMBER, "requests/s that a worker carries; none: by the plan", least=1e-3
@@ -33,7 +33,7 @@ class ForecastSettings(ControllerSettings):
 
 
 class Forecast:
-    """The controller `forecast`, with the methods that simulator/elastic.py calls."""
+    """The controller `forecast`; for its methods see `Controller` in simulator/elastic.py."""
 
     def __init__(self, settings: ForecastSettings, knowledge: Knowledge) -> None:
         self.settings, self.knowledge = settings, knowledge
@@ -55,11 +55,10 @@ class Forecast:
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
         ahead_rps = self.forecast.rate_at(reading.time_s + self.settings.ahead_s)
         sizes = [least_whole(ahead_rps * workers_per_rps) for workers_per_rps in self._workers_per_rps()]
-        # `bounded_sizes`: from each pool's least to its most.
         return self.knowledge.bounded_sizes(self.recent_maximum.add(reading.time_s, sizes))
 
     def _workers_per_rps(self) -> list[float]:
-        """The workers of each pool (P,) per request/s; a given rate is that of a worker in any pool."""
+        """The workers of each pool (P,) per request/s; `per_worker_rps` holds for every pool."""
         if self.settings.per_worker_rps is not None:
             return [1 / self.settings.per_worker_rps] * len(self.knowledge.pools)
         table = self.knowledge.capacity

@@ -1,16 +1,12 @@
-"""Forecasts the request rate y.
+"""Forecasts the request rate y, h seconds after now (t).
 
-With earlier seasons (days or weeks) the forecast is their rate at this time, scaled by the rates of today;
-without them it is the last rate and its drift.
+    with a season:     y(t + h) = s(t + h) x (mean of y over the last buckets / mean of s over them)
+    without a season:  y(t + h) = y(t) + h x (y(t) - y(t - b)) / b
 
-    with a season:  y(t + h) = s(t + h) x (mean of y over the last buckets / mean of s over them)
-    without one:    y(t + h) = y(t) + h x (y(t) - y(t - b)) / b
-
-Here s is the mean of earlier seasons at the same time, and b the length of a bucket. In Hyndman and
-Athanasopoulos, Forecasting: Principles and Practice, 5.2, the first formula is the seasonal naive method
-(without the factor), and the second is the drift method. We do not use statsforecast 2.1.1 for them: it
-brings 130 MB of wheels (`pip download statsforecast`, 2026-11-21) and needs pandas < 3, where 3.1 is
-installed.
+Here s is the mean rate of earlier seasons (days or weeks) at the same time, and b the length of a bucket. In
+Hyndman and Athanasopoulos, Forecasting: Principles and Practice, 5.2, the first formula is the seasonal naive
+method (without the factor), and the second is the drift method. We do not use statsforecast 2.1.1: it brings
+130 MB of wheels (`pip download statsforecast`, 2026-11-21) and needs pandas < 3, where 3.1 is installed.
 """
 
 import math
@@ -29,9 +25,7 @@ MOST_SEASON_RATIO = 3.0
 
 
 class OpenBucket(NamedTuple):
-    """The bucket of the season that contains the present: `requests` arrived in the `seconds` of it that were
-    measured so far.
-    """
+    """The season's bucket that contains now: in the `seconds` measured so far `requests` arrived."""
 
     bucket: int
     seconds: float
@@ -53,7 +47,7 @@ class RateForecast:
 
     def start(self) -> None:
         """Forget all rates, and learn the season from the history."""
-        # For each bucket of the season the sum of the rates of earlier days, and the number of these rates.
+        # For each bucket of the season: the sum of the rates in the history, and how many rates were added.
         self._sums, self._counts = np.zeros(self.buckets), np.zeros(self.buckets)
         self._recent: deque[tuple[float, float, float]] = deque()  # Time, interval and rate.
         self._open: OpenBucket | None = None
@@ -61,7 +55,7 @@ class RateForecast:
         history = self.knowledge.history
         if history is None:
             return
-        # The run begins at time 0, so the buckets of earlier days begin at negative times.
+        # Times are those of the run, which begins at 0: earlier days have negative times.
         for k, rate in enumerate(history.rates_rps.tolist()):
             begin_s = history.end_s + (k - len(history.rates_rps)) * history.bucket_s
             steps = max(round(history.bucket_s / self.bucket_s), 1)  # The history may have longer buckets.
@@ -72,7 +66,7 @@ class RateForecast:
 
     @property
     def has_season(self) -> bool:
-        """Whether something is known of earlier days."""
+        """Whether the history has any rates."""
         return bool(self._counts.any())
 
     def _bucket(self, time_s: float) -> int:
@@ -93,7 +87,7 @@ class RateForecast:
         self._open = OpenBucket(bucket, seconds + interval_s, requests + rate_rps * interval_s)
 
     def mean_rps(self, over_s: float, ago_s: float = 0.0) -> float:
-        """The mean rate over the `over_s` that ended `ago_s` before the last rate; NaN without rates."""
+        """The mean rate over `over_s`, which end `ago_s` before the last reading; NaN without rates."""
         if not self._recent:
             return math.nan
         end_s = self._recent[-1][0] - ago_s
@@ -106,8 +100,8 @@ class RateForecast:
         season_then_rps = self._season_rps(self._bucket(time_s))
         if not self._recent:
             return 0.0 if math.isnan(season_then_rps) else season_then_rps
-        # The season's rate and today's in each of the last buckets, the open one included. Buckets of which
-        # the season knows nothing have a rate of NaN, which the comparison with 0 leaves out.
+        # (season's rate, today's rate) of each of the last buckets, the open one included. A bucket without
+        # history has a season's rate of NaN, and NaN > 0 is false.
         last_buckets = [*self._past, *([(self._open.bucket, self._open.rate_rps)] if self._open else [])]
         pairs = [
             (season_rps, today_rps)

@@ -7,8 +7,8 @@ horizontal.go of v1.27 to v1.33 (stabilisation and rates of change under `behavi
 
     usage    = mean metric of the pods that send it / target
     desired  = ceil(usage x these pods), no change where 1 - tolerance <= usage <= 1 + tolerance
-    missing  pods without metrics (starting ones) count as at the target where usage < 1 and as idle where
-             usage > 1; if with them usage is on the other side of 1, nothing changes
+    missing  pods without metrics (they are starting) count as at the target if usage < 1, as idle if
+             usage > 1; if usage with them is on the other side of 1, nothing changes
     then     `desired` is limited by the stabilisation windows (a pool grows to the smallest size desired in
              the last `up_window`, and shrinks to the largest desired in the last `down_window`), then by the
              rates of change, then by the least and the most workers of the pool
@@ -106,8 +106,10 @@ def check_target(metric: str, target: float | None) -> None:
 
 
 def is_within(usage: float, tolerance_frac: float) -> bool:
-    """Whether a usage is too near the target for a change. As since Kubernetes 1.33, 11 workers wanted of 10
-    are within 10 %: in floating point 1.1 is 1 + 0.1, though 1.1 - 1 is above 0.1.
+    """Whether a usage is too near the target for a change.
+
+    The comparison is that of Kubernetes since 1.33. `abs(usage - 1) <= tolerance` would find 1.1 outside of
+    10 %, because 1.1 - 1 is above 0.1 in floating point.
     """
     return 1 - tolerance_frac <= usage <= 1 + tolerance_frac
 
@@ -117,8 +119,8 @@ def pods_replicas(
 ) -> int:
     """The desired replicas of a metric that pods send (type Pods), where the pool has `current` replicas.
 
-    `values_of_ready` are the values of the ready pods, and `missing` the number of pods that send none yet.
-    Without ready pods nothing is measured, and the size stays.
+    `values_of_ready` are the values of the ready pods, and `missing` the number of pods that send no value
+    yet. Without ready pods nothing is measured, and the size stays.
     """
     ready, total = len(values_of_ready), sum(values_of_ready)
     if not ready:
@@ -126,20 +128,20 @@ def pods_replicas(
     usage = total / (ready * target)
     if not missing:
         return current if is_within(usage, tolerance_frac) else least_whole(usage * ready)
-    counted = ready + missing  # Pods.
+    pods = ready + missing
     # Missing pods count as at the target or as idle, whichever changes the size less.
-    usage_of_all = (total + (missing * target if usage <= 1 else 0.0)) / (counted * target)
+    usage_of_all = (total + (missing * target if usage <= 1 else 0.0)) / (pods * target)
     if is_within(usage_of_all, tolerance_frac) or (usage_of_all - 1) * (usage - 1) < 0:
         return current
-    replicas = least_whole(usage_of_all * counted)
-    # `counted` may differ from `current`, so high usage could ask for fewer replicas: then nothing changes.
+    replicas = least_whole(usage_of_all * pods)
+    # `pods` may differ from `current`, so high usage could ask for fewer replicas: then nothing changes.
     is_other_direction = (replicas - current) * (usage_of_all - 1) < 0
     return current if is_other_direction else replicas
 
 
 def external_replicas(total: float, current: int, target: float, tolerance_frac: float = 0.1) -> int:
-    """The desired replicas of a metric `total` of the whole pool, with a `target` per replica (type External,
-    AverageValue). An empty pool has no usage per replica, so no tolerance applies to it.
+    """The desired replicas by a metric of the whole pool (`total`), with a `target` per replica (type
+    External, AverageValue). An empty pool has no usage per replica, so no tolerance applies.
     """
     if current and is_within(total / (target * current), tolerance_frac):
         return current
@@ -173,7 +175,7 @@ class Behaviour:
 
     @classmethod
     def from_rules(cls, rules: ScalingRules) -> Behaviour:
-        """The behaviour that these settings describe, with nothing to remember yet."""
+        """The behaviour by these settings, before any decision."""
 
         def policies(
             pods: int, percent: float, period_s: float
@@ -233,12 +235,12 @@ class Behaviour:
             for kind, value, period_s in self.down.policies:
                 size_before = current - self._changed(time_s, period_s)
                 limits.append(size_before - value if kind == "pods" else int(size_before * (1 - value / 100)))
-            desired = max(desired, min(int(min(limits)), current))  # As above.
+            desired = max(desired, min(int(min(limits)), current))
         return min(max(desired, pool.least), pool.most)
 
     def _changed(self, time_s: float, period_s: float) -> int:
         """Pods added less pods removed during the last `period_s`. Called only where a policy exists."""
-        # Changes that are older than the longest period of any policy are forgotten.
+        # Drop changes that are older than the longest period of any policy.
         longest_s = max(period for _, _, period in (*self.up.policies, *self.down.policies))
         for changes in (self.added, self.removed):
             while changes and changes[0][0] <= time_s - longest_s:
@@ -268,10 +270,10 @@ class Hpa:
         if not self.size:
             return 0
         ready = int(reading.ready[self.pool])
-        # Without ready pods the mean is not used.
+        # `max`: without ready pods the mean is not used.
         mean_value = self.metric.total(reading, self.pool) / max(ready, 1)
         desired = pods_replicas(
-            [mean_value] * ready,  # The rule needs only how many pods send a value, and their sum.
+            [mean_value] * ready,  # The rule uses only their number and their sum.
             missing=int(reading.starting[self.pool]),
             current=self.size,
             target=self.settings.per_worker,

@@ -5,10 +5,10 @@ zero), pkg/scalers/prometheus_scaler.go (activation threshold), pkg/scalers/cron
 apis/keda/v1alpha1/withtriggers_types.go.
 
 The metric of the whole pool is an external metric of an HPA (hpa.py) with a target per worker (`threshold`);
-the HPA reads it at every sync. A cron trigger is a metric too: its number of workers, with target 1. The HPA
-uses the trigger that gives most workers. KEDA itself runs every `poll` and decides only about zero: an empty
-pool gets one worker when a trigger is active (the metric above `activation`, or within a cron window), and a
-pool goes to zero when no trigger has been active for `cooldown`.
+the HPA reads it at every sync. A cron trigger is also a metric: its number of workers, with target 1. The HPA
+follows the trigger that wants most workers. KEDA itself runs every `poll` and decides only about zero: an
+empty pool gets one worker when a trigger is active (the metric above `activation`, or within a cron window),
+and a pool goes to zero when no trigger has been active for `cooldown`.
 """
 
 import math
@@ -66,7 +66,7 @@ class Keda:
         self.active_s = 0.0 if size else -math.inf  # When a trigger was last active.
 
     def decide(self, reading: MetricsReading) -> int:
-        """The size that the pool should have. Requests in limbo (no worker is there) count in its metric."""
+        """The size that the pool should have. Requests in limbo (the pool is empty) count in its metric."""
         total = self.metric.total(reading, self.pool) + self.knowledge.limbo_of(reading, self.pool)
         cron_workers = workers_at(self.settings.cron, self.knowledge, reading.time_s)[self.pool]
         if reading.time_s - self.polled_s >= self.settings.poll_s:
@@ -86,7 +86,7 @@ class Keda:
         return self.behaviour.decide(reading.time_s, self.size, max(replica_counts), self.hpa_limits)
 
     def _wake_or_empty(self, time_s: float, is_active: bool) -> None:
-        """What KEDA decides itself: wake an empty pool, or empty one that has been inactive for long."""
+        """KEDA's own decision: wake an empty pool, or empty a pool that was inactive for `cooldown_s`."""
         if is_active:
             self.active_s = time_s
             self.size = self.size or max(self.limits.least, 1)

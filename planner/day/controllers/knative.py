@@ -24,7 +24,7 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class KnativeSettings(ControllerSettings):
-    """The keys of Knative's autoscaler, with its defaults: the aim, both windows, and the pace of change."""
+    """The keys of Knative's autoscaler, with its defaults: target, both windows, and rates of change."""
 
     target: float = settings_field(
         100.0, NUMBER, "concurrency of a worker (autoscaling.knative.dev/target)", least=0.01
@@ -79,9 +79,8 @@ class WindowMean:
 
 
 class Knative:
-    """The autoscaler of one pool: `workers_for_means` is its rule, `decide` adds windows and zero.
-
-    PerPool (table.py) sets `size` after each decision.
+    """The autoscaler of one pool: `workers_for_means` is its rule, `decide` adds the means and scaling to
+    zero. PerPool (table.py) sets `size` after each decision.
     """
 
     def __init__(self, settings: KnativeSettings, knowledge: Knowledge, pool: int) -> None:
@@ -130,16 +129,15 @@ class Knative:
         return size
 
     def _to_zero(self, time_s: float, needed: int) -> int:
-        """The size where the metrics ask for `needed` workers; a pool goes to zero in steps (kpa/scaler.go).
-
-        It keeps one worker for a stable window after it woke, then its size for `grace`.
+        """The size where the metrics ask for `needed` workers. If they ask for none, the pool keeps one
+        worker until a stable window has passed since it woke, then its size for `grace` (kpa/scaler.go).
         """
         if needed:
             if not self.size:
                 self.woken_s = time_s
             self.idle_s = None
             return needed
-        if not self.size or self.limits.least:  # `decide` lifts a pool to its least size.
+        if not self.size or self.limits.least:  # `decide` raises 0 to the least size.
             return 0
         if time_s - self.woken_s < self.settings.window_s:
             return 1

@@ -16,7 +16,7 @@ from planner.fleet import Role
 from planner.simulator.elastic import ElasticPool, Floats, Ints, MetricsReading
 from planner.solvers.whole_nodes import uneven_sizes
 
-RATE_TOLERANCE_FRAC = 1e-12  # A rate that is above one of a table by this share counts as equal.
+RATE_TOLERANCE_FRAC = 1e-12  # A rate above one of the table by at most this share counts as equal.
 
 MIXED: Role = "mixed"
 PREFILL: Role = "prefill"
@@ -52,8 +52,8 @@ class CapacityTable:
         """
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
-        # Both tolerances are for rounding errors. Without the first, a rate of the table could get the next
-        # row; without the second, a size beyond the table could be rounded up to one worker more.
+        # RATE_TOLERANCE_FRAC and ROUNDING are for rounding errors: a rate of the table must not get the next
+        # row, and a size beyond the table must not be rounded up to one worker more.
         row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - RATE_TOLERANCE_FRAC)))
         if row < len(self.rates_rps):
             sizes: Ints = self.sizes[row]
@@ -120,8 +120,8 @@ class LoadRule:
     needs: tuple[int, ...] = ()
 
     def with_floor(self, covered_frac: float) -> LoadRule:
-        """The rule with a floor: at any load above 0 at least the workers that sufficed in this share of the
-        windows of `needs`.
+        """The rule with a floor at any load above 0: the workers that suffice in this share of the windows of
+        `needs`.
         """
         if covered_frac <= 0 or not self.needs:
             return self
@@ -139,8 +139,8 @@ class LoadRule:
         return 1 + bisect.bisect_left(self.edges, load)
 
 
-# The load of a window is this quantile of its spans: the maximum would be chance, and a mean hides bursts.
-# Set by hand.
+# The load of a window is this quantile over its spans: a maximum is left to chance, a mean hides bursts. Set
+# by hand.
 PEAK_FRAC = 0.95
 
 
@@ -151,8 +151,8 @@ def peak_load(work_per_s: Floats) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Arrivals [requests/s] in buckets of `bucket_s`. The last bucket ends `end_s` after the run begins: 0 if
-    the arrivals are of earlier days, more if they are of the traffic of the run itself.
+    """Arrival rates [requests/s] in buckets of `bucket_s`. The last bucket ends `end_s` after the run begins:
+    0 for earlier days, more if the history is the traffic of the run itself.
     """
 
     bucket_s: float
@@ -207,16 +207,16 @@ class Knowledge:
         """Requests/s that came to the fleet during the reading's interval.
 
         Requests in limbo wait for a pool to get a worker, so they have not arrived at a pool yet. Some may
-        have come in earlier intervals, so the larger of the two numbers counts, not their sum.
+        have come in earlier intervals: so we take the larger of both numbers, not their sum.
         """
         arrived = sum(int(reading.arrived[i]) for i in self.front)
         return max(arrived, reading.limbo) / reading.interval_s
 
     def bounded_sizes(self, sizes: Sequence[float]) -> list[int]:
-        """The sizes (P,), each brought to its pool's least or most if it is outside.
+        """The sizes (P,), clamped to the least and the most workers of their pools.
 
-        Prefill workers are useless without decode workers, and the reverse: if one role has a worker, the
-        first pool of the other gets one.
+        Prefill workers are useless without decode workers, and the reverse: if one role has workers and the
+        other has none, the other's first pool gets one.
         """
         bounded = [
             min(max(int(size), pool.least), pool.most) for size, pool in zip(sizes, self.pools, strict=True)
@@ -229,7 +229,7 @@ class Knowledge:
         return bounded
 
     def fill_nodes(self, sizes: Sequence[int]) -> list[int]:
-        """The sizes (P,) with more workers on the idle GPUs of nodes that are sold whole, as these are paid
+        """The sizes (P,) with more workers on the idle GPUs of nodes that are sold whole, which are paid
         anyway.
 
         Front pools come first; an empty pool stays empty. Pools that share nodes in which their workers leave
@@ -245,7 +245,7 @@ class Knowledge:
                     more_workers = -filled_sizes[i] % (node_gpus // self.gpus[i])
                     filled_sizes[i] += min(more_workers, self.pools[i].most - filled_sizes[i])
                 continue
-            # What the workers' GPUs lack to the next multiple of `node_gpus`.
+            # GPUs that are missing to the next multiple of `node_gpus`.
             idle_gpus = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node_gpus
             for i in sorted(on_node, key=lambda i: i not in self.front):
                 more_workers = min(idle_gpus // self.gpus[i], self.pools[i].most - filled_sizes[i])
@@ -255,7 +255,7 @@ class Knowledge:
         return filled_sizes
 
     def limbo_of(self, reading: MetricsReading, pool: int) -> int:
-        """The requests in limbo that wait for this pool: all of them, or none for a decode pool."""
+        """The requests in limbo that wait for this pool: all, or 0 for a decode pool."""
         return reading.limbo if pool in self.front else 0
 
     def require_facts(self, controller: str, *facts: str) -> None:
@@ -269,7 +269,7 @@ class Knowledge:
                 )
 
 
-# What errors call the fields that `require_facts` asks for.
+# The names of facts in errors of `require_facts`.
 _FACTS = {
     "capacity": "the plan's table of least sizes per rate",
     "engines": "step times of the pools' workers",
@@ -279,7 +279,7 @@ _FACTS = {
     "rules": "the plan's rules of workers per load",
 }
 
-# How to get what cannot simply be given.
+# How to get facts that a user cannot simply give.
 _REMEDIES = {
     "capacity": "or give traffic of over 200 requests in its busiest 10 min (each rate of the table is "
     "tested on 200) and, under day: most, workers that carry it"
@@ -287,7 +287,7 @@ _REMEDIES = {
 
 
 def is_before_traffic(reading: MetricsReading) -> bool:
-    """Whether this is the reading at the start of a run, before any request, which says nothing yet."""
+    """Whether this is the first reading of a run, before any request."""
     if reading.time_s > 0 or reading.limbo:
         return False
     # A pool without workers has NaN for its share of KV.
@@ -296,7 +296,7 @@ def is_before_traffic(reading: MetricsReading) -> bool:
 
 
 def mean_of(numbers: Floats, pools: Sequence[int]) -> float:
-    """The mean over `pools`, ignoring NaN; NaN if all are."""
+    """The mean over `pools` without NaN; NaN if all are NaN."""
     known_values = [float(numbers[i]) for i in pools if not math.isnan(numbers[i])]
     return sum(known_values) / len(known_values) if known_values else math.nan
 
@@ -308,7 +308,7 @@ def mean_lengths(reading: MetricsReading) -> tuple[float, float]:
 
 
 def least_whole(value: float) -> int:
-    """The value rounded up; a rounding error above a whole number is rounded down."""
+    """The value rounded up, but down if it is above a whole number only by a rounding error."""
     return math.ceil(value - ROUNDING)
 
 
@@ -322,7 +322,7 @@ class RecentMaximum:
     def add(self, time_s: float, sizes: list[int]) -> list[int]:
         """Add a decision; returns the largest sizes (P,) of the last `hold_s`, this decision included."""
         self.sizes_at.append((time_s, sizes))
-        # The decision of now stays even if `hold_s` is 0.
+        # The latest decision stays even if `hold_s` is 0.
         while self.sizes_at[0][0] <= time_s - self.hold_s and len(self.sizes_at) > 1:
             self.sizes_at.popleft()
         sizes_of_pools = zip(*(sizes for _, sizes in self.sizes_at), strict=True)

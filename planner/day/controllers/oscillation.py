@@ -23,17 +23,14 @@ class Oscillation:
 def find_oscillations(
     decision_s: Floats, decided_sizes: Ints, start_s: Sequence[float]
 ) -> tuple[Oscillation, ...]:
-    """The pools that oscillate.
+    """The pools that oscillate: each decision that shrinks a pool while workers still start counts once.
 
-    `decided_sizes` (D, P) were decided at `decision_s` (D,); a worker of a pool is ready after `start_s`
-    (P,).
-
-    Each decision that shrinks a pool while workers of an earlier growth still start counts once.
+    `decided_sizes` (D, P) were decided at `decision_s` (D,); `start_s` (P,) are the start-up times.
     """
     per_pool = []
     for pool, pool_start_s in enumerate(start_s):
         changes = np.flatnonzero(np.diff(decided_sizes[:, pool])) + 1
-        grown: list[tuple[float, int]] = []  # When the pool grew, and how many of these workers still start.
+        grown: list[tuple[float, int]] = []  # (time of a growth, how many of its workers are left)
         times, first_s, given_up = 0, float("nan"), 0
         for k in changes.tolist():
             now_s, change = float(decision_s[k]), int(decided_sizes[k, pool] - decided_sizes[k - 1, pool])

@@ -1,17 +1,18 @@
-"""fleetplan's own controller: it forecasts the load and takes the workers that the plan found to be enough.
+"""fleetplan's own controller: it forecasts the load, and takes as many workers as the plan found enough for
+it.
 
 `by: load`, where the plan has load rules (knowledge.LoadRule): the workers of a pool grow with its load, the
 95th percentile of the work that arrived in spans of some seconds, over the last window or a longer `memory`.
-A long request counts more than a short one, and a burst more than the mean; with a long memory, many bursts
-keep workers for a while, and a single one does not. A rule is fitted on windows of earlier traffic whose
+A long request counts more than a short one, and a burst more than the mean. With a long memory, many bursts
+keep workers for a while, but a single burst does not. A rule is fitted on windows of earlier traffic whose
 least sizes were simulated (planner/day/search/load_rules.py).
 
-`by: rate`: the least sizes that the capacity table has for the present rate, which is the higher of the rate
-of the last reading and the mean of the last bucket.
+`by: rate`: the sizes of the capacity table for the present rate, which is the higher of the last reading's
+rate and the mean over the last bucket.
 
 Load or rate is multiplied by the growth that the forecast (planner/day/controllers/forecasting.py) sees up to
-`start-up + every` from now, and by 1 + `headroom`; waiting prompts add what serves them within `drain`. A
-size falls only if no decision within `hold` asked for more.
+`start-up + every` from now, and by 1 + `headroom`. Then the load or rate that serves the waiting prompts
+within `drain` is added. A size falls only if no decision within `hold` asked for more.
 """
 
 import math
@@ -38,7 +39,7 @@ from planner.units import DAY_S
 
 @dataclass(frozen=True, slots=True)
 class FleetplanSettings(ControllerSettings):
-    """What is added to the forecast, how slowly pools shrink, and which rules of the plan are used."""
+    """The settings of `fleetplan`: its rules, what it adds to the forecast, and how slowly pools shrink."""
 
     headroom_frac: float = settings_field(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
     floor_frac: float = settings_field(
@@ -92,7 +93,7 @@ class Fleetplan:
     def sizes(self, reading: MetricsReading) -> list[int]:
         settings, now_rps = self.settings, self.knowledge.rate_rps(reading)
         if is_before_traffic(reading):
-            # Before the first request only a season predicts a rate, and nothing predicts a load.
+            # Before the first request a season may predict a rate, but nothing predicts a load.
             if self.is_by_load or not self.forecast.has_season:
                 return list(self.sizes_at_start)
             present_rps = self.forecast.rate_at(0.0)
@@ -118,18 +119,17 @@ class Fleetplan:
     def _workers_for_load(
         self, reading: MetricsReading, pool: int, now_rps: float, factor: float, backlog_rps: float
     ) -> int:
-        """The workers of a pool for the load of the spans so far, times `factor`, and the backlog."""
+        """The workers of a pool for its recent load, times `factor`, and the backlog."""
         knowledge = self.knowledge
         if math.isnan(sum(self.mean_tokens)):  # No request has finished yet.
             return int(self.sizes_at_start[pool])
-        # The work of a request of mean lengths.
         work_s = knowledge.engines[pool].work_s(knowledge.roles[pool], *self.mean_tokens)
         load = self.recent_work[pool].add(reading.time_s, reading.interval_s, now_rps * work_s)
         return self.rules[pool].workers_for_load(load * factor + backlog_rps * work_s)
 
     def _growth(self, time_s: float, ahead_s: float) -> float:
         """The highest forecast up to `ahead_s` from now, over the forecast for now; 1 to MOST_GROWTH."""
-        # The forecast has one value per bucket, so one look at each bucket is enough.
+        # The forecast is constant within a bucket, so one time per bucket is enough.
         buckets = max(round(ahead_s / self.settings.bucket_s), 1)
         highest = max(self.forecast.rate_at(time_s + ahead_s * (k + 1) / buckets) for k in range(buckets))
         now = self.forecast.rate_at(time_s)
@@ -138,8 +138,7 @@ class Fleetplan:
     def _backlog_rps(self, reading: MetricsReading) -> float:
         """Requests/s to add so that waiting prompts are served within `drain`.
 
-        Prompts wait at the pools that prefill. One waiting prompt per worker is normal and does not count;
-        requests that found no worker (`limbo`) do.
+        One waiting prompt per worker is normal and does not count. All requests in limbo count.
         """
         if not self.settings.drain_s:
             return 0.0
@@ -162,7 +161,7 @@ class RecentWork:
         assert self.rule is not None
         self.open_s += interval_s
         self.open_work += interval_s * work_per_s
-        # Whole intervals may add up to slightly less than the span they make.
+        # With rounding errors, whole intervals may add up to slightly less than a span.
         if self.open_s >= self.rule.span_s - ROUNDING:
             self.spans.append((time_s, self.open_work / self.open_s))
             self.open_s = self.open_work = 0.0

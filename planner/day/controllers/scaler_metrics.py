@@ -1,7 +1,7 @@
 """The metrics that a scaler may follow, as vLLM exports them, and their values in a simulated reading.
 
 The names are those of vLLM 0.11 to 0.32 (`vllm/v1/metrics/loggers.py`). Requests that wait because a pool has
-no worker are counted by the gateway and not by an engine; `Knowledge.limbo_of` has their number.
+no worker are counted by the gateway, not by an engine; `Knowledge.limbo_of` has their number.
 """
 
 from collections.abc import Callable, Mapping

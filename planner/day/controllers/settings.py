@@ -29,12 +29,12 @@ AnySettings = TypeVar("AnySettings", bound="ControllerSettings")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter: its `name` in a document, the `field` that holds it, its `unit` (SECONDS, SHARE and the
-    others above), what it means in `words`, and its range or `choices`. If `parse` is given, it reads the
+    """One parameter: its `name` in a document, its `field` in the settings, its `unit` (a constant above,
+    such as SECONDS), its meaning in `words`, and its range or `choices`. If `parse` is given, it reads the
     value from a document in place of the unit's own reader.
 
-    Where the value is None, the controller computes it from another parameter or from what it knows before
-    the day (knowledge.Knowledge). A document writes seconds with a unit ("30 s") and shares as 0.7 or "70 %".
+    Where the value is None, the controller computes it from another parameter or from its Knowledge. A
+    document writes seconds with a unit ("30 s") and shares as 0.7 or "70 %".
     """
 
     name: str
@@ -71,7 +71,7 @@ class Parameter:
         return f"{100 * value:.10g} %" if self.unit == SHARE else shortest_digits(value)
 
     def read(self, value: object, where: str) -> Any:
-        """A document's value as the field holds it; `where` is its place. Raises InputError for a value of
+        """A document's value in the field's unit; `where` is its place. Raises InputError for a value of
         another kind; `check` refuses values out of range.
         """
         if self.parse is not None:

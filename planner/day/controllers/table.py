@@ -1,12 +1,12 @@
-"""The table of all controllers (autoscalers) of a day, and the parser of what a document says of one.
+"""The table of all controllers (autoscalers) of a day, and the parser of `controllers:` in a document.
 
     chosen = parse_controller("hpa", {"metric": "kv", "target": "70 %"}, "slo.yaml: day: controllers: hpa")
     controller = chosen(knowledge)
 
 A controller that runs once per pool (`by_pool`) may have other settings for prefill than for decode workers:
 `prefill: {metric: queue}`, `decode: {metric: kv}` within its parameters. Each controller's module has its
-rules and settings. `PerPool` runs one scaler per pool, as autoscalers of Kubernetes are deployed: each sees
-the metrics of its pool.
+rules and settings. `PerPool` runs one scaler per pool, which sees only the metrics of its pool, as
+Kubernetes' autoscalers do.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ class PerPool:
         return bounded_sizes
 
 
-SAME_FOR_ALL_POOLS = ("every", "lag")  # All pools are decided at once, so no role has its own.
+SAME_FOR_ALL_POOLS = ("every", "lag")  # All pools are decided at once, so roles cannot differ in these.
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ def _field_values(settings: ControllerSettings) -> Iterator[tuple[str, object]]:
 
 @dataclass(frozen=True, slots=True)
 class ChosenController:
-    """A controller with its settings, and in `by_role` those of prefill or decode workers that differ."""
+    """A controller with its settings; `by_role` has settings for prefill or decode workers alone, if any."""
 
     row: ControllerRow
     settings: ControllerSettings

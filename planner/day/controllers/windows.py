@@ -38,7 +38,7 @@ class Window:
         day, time_s = int(week_s // DAY_S) % 7, week_s % DAY_S
         if self.begin_s < self.end_s:
             return day in self.days and self.begin_s <= time_s < self.end_s
-        # Before midnight on one of its days, or after midnight on the day that follows one.
+        # The window spans midnight: it begins on one of `days`, and ends on the day after.
         return (day in self.days and time_s >= self.begin_s) or (
             (day - 1) % 7 in self.days and time_s < self.end_s
         )
@@ -50,15 +50,17 @@ class Window:
 
 def format_clock(second: float) -> str:
     """A second of the day as 06:30; the end of a day is 24:00."""
-    minutes = int(second % (DAY_S + 1)) // 60  # By DAY_S alone 24:00 would become 00:00.
+    minutes = int(second % (DAY_S + 1)) // 60  # Modulo DAY_S, 24:00 would become 00:00.
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def workers_at(windows: tuple[Window, ...], knowledge: Knowledge, time_s: float) -> list[int]:
-    """The workers of each pool (P,) at a time of the run: the most of all windows then, or 0."""
+    """The workers of each pool (P,) at a time of the run: the most of the windows open then, or 0."""
     # `clock_s` is the time of the week at which the run begins.
-    now = [each for each in windows if each.contains(knowledge.clock_s + time_s)]
-    return [max((each.workers_of(i) for each in now), default=0) for i in range(len(knowledge.pools))]
+    open_windows = [each for each in windows if each.contains(knowledge.clock_s + time_s)]
+    return [
+        max((each.workers_of(i) for each in open_windows), default=0) for i in range(len(knowledge.pools))
+    ]
 
 
 def check_windows(windows: tuple[Window, ...], knowledge: Knowledge) -> None:
@@ -97,7 +99,7 @@ def _read_window(value: object, where: str) -> Window:
 
 def _read_clock_s(value: object, where: str) -> float:
     """The second of the day of a text such as "08:30"; raises InputError."""
-    # YAML 1.1 reads 8:30, without the first 0, as a number with base 60: 510 [minutes].
+    # YAML 1.1 reads 8:30 without quotes as a number with base 60: 510 [minutes].
     text = f"{value // 60}:{value % 60:02}" if isinstance(value, int) else str(value).strip()
     clock_match = _CLOCK.match(text)
     if clock_match is None or (seconds := int(clock_match[1]) * 3600 + int(clock_match[2]) * 60) > DAY_S:

@@ -6,13 +6,13 @@ config/manager/configmap-saturation-scaling.yaml; interval and HPA of charts/wor
 
 Pools of one role are variants of one model. A worker is saturated at `kv_threshold` of its KV cache or
 `queue_threshold` waiting prompts, each the highest of the last minute (internal/collector/registration/
-saturation.go). What is spare is the mean distance to these thresholds over the workers that are not
-saturated. If the spare KV is below `kv_spare`, or the spare queue below `queue_spare`, the cheapest pool with
-workers gets one more. If both would be enough with one worker fewer, and at least two workers are not
+saturation.go). Spare KV and spare queue are the mean distances to these thresholds over the workers that are
+not saturated. If the spare KV is below `kv_spare`, or the spare queue below `queue_spare`, the cheapest pool
+with workers gets one more. If both would suffice with one worker fewer, and at least two workers are not
 saturated, the dearest pool loses one. Nothing is decided while workers start. The autoscaler exports the
 wanted size as a metric that an HPA follows, with the chart's windows of four minutes. It does not know the
-HPA's most workers: once it wants one more than these, wanted and present workers differ for ever, and it
-decides nothing more.
+HPA's `maxReplicas`: once it wants more, wanted and present workers always differ, and it decides nothing
+more.
 
 Readings here are means over a pool, so all of its workers are saturated, or none is.
 """
@@ -30,8 +30,8 @@ from planner.fleet import Role
 from planner.simulator.elastic import MetricsReading
 
 LEAST_UNSATURATED = 2  # With fewer unsaturated workers none is taken away.
-PEAK_S = 60.0  # Its queries take the highest value of the last minute.
-SPARE_ROUNDING = 1e-12  # What is spare may be below its limit by this much: a rounding error.
+PEAK_S = 60.0  # The autoscaler's queries take the highest value of the last minute.
+SPARE_ROUNDING = 1e-12  # Rounding errors may bring spare KV or queue below its limit by this much.
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class WvaSettings(WvaRules):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """The share of its KV cache that a worker has in use, and the number of prompts that wait at it."""
+    """A worker's share of KV cache in use, and its number of waiting prompts."""
 
     kv_frac: float
     waiting: float
@@ -104,7 +104,7 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
         return 0
     kv_threshold, queue_threshold = settings.kv_threshold_frac, settings.queue_threshold
     unsaturated = [load for load in workers if load.kv_frac < kv_threshold and load.waiting < queue_threshold]
-    # If all workers are saturated nothing is spare, as with one worker at both thresholds.
+    # If all workers are saturated, nothing is spare: then one worker at both thresholds stands for them.
     counted = unsaturated or [ReplicaLoad(kv_threshold, queue_threshold)]
     count = len(counted)
     mean_kv = sum(load.kv_frac for load in counted) / count
@@ -119,7 +119,7 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
 
     if is_short(1.0):
         return 1
-    # One worker fewer leaves its load to the others.
+    # The load of a removed worker goes to the others.
     return -1 if count >= LEAST_UNSATURATED and not is_short(count / (count - 1)) else 0
 
 
@@ -136,7 +136,7 @@ class HpaFollowed(ABC):
         self.start([0] * len(knowledge.pools))
 
     def start(self, sizes: Sequence[int]) -> None:
-        """Begin a run with pools of these sizes, and nothing to remember."""
+        """Begin a run with pools of these sizes."""
         self.current = [int(size) for size in sizes]
         self.wanted = list(self.current)
         self.due_s = 0.0
@@ -199,7 +199,7 @@ class Wva(HpaFollowed):
             sizes[min(pools, key=self.knowledge.price_of)] = 1
             return
         # The autoscaler decides only when its wanted size, the size of the Deployment and the number of ready
-        # workers agree; until then it wants what it wanted before.
+        # workers agree; until then its wanted sizes stay.
         if any(self.wanted[i] != self.current[i] or reading.ready[i] != self.current[i] for i in pools):
             for i in pools:
                 sizes[i] = self.wanted[i]
@@ -215,13 +215,12 @@ class Wva(HpaFollowed):
             sizes[max(removable, key=self.knowledge.price_of)] -= 1
 
     def _peak_loads(self, reading: MetricsReading, pool: int) -> list[ReplicaLoad]:
-        """The highest load of each worker of a pool in the last minute, in which as many were ready as now.
-
-        A reading has means of a pool, so all of its workers get the same load.
+        """The highest load of each worker of a pool in the readings of the last minute with as many ready
+        workers as now. A reading has means over a pool, so all its workers get the same load.
         """
         ready = int(reading.ready[pool])
         if not ready:
             return []
-        alike = [each for each in self.last_readings if each.ready[pool] == ready]
-        waiting = max(int(each.waiting[pool]) for each in alike) / ready
-        return [ReplicaLoad(max(float(each.kv_frac[pool]) for each in alike), waiting)] * ready
+        comparable = [each for each in self.last_readings if each.ready[pool] == ready]
+        waiting = max(int(each.waiting[pool]) for each in comparable) / ready
+        return [ReplicaLoad(max(float(each.kv_frac[pool]) for each in comparable), waiting)] * ready

@@ -1,4 +1,4 @@
-"""The queue model that llm-d's workload-variant-autoscaler began with ("inferno"), and the sizes it asks for.
+"""The queue model with which llm-d's workload-variant-autoscaler began ("inferno"), and the sizes by it.
 
 Read in llm-d/llm-d-workload-variant-autoscaler at 56a651b (2025-10-29): pkg/analyzer/queueanalyzer.go,
 mm1modelstatedependent.go. Times of one worker, in ms, with n requests in a batch of at most N:
@@ -39,13 +39,13 @@ from planner.day.controllers.wva import HpaFollowed, WvaRules
 from planner.fleet import Role
 from planner.simulator.elastic import Floats, MetricsReading
 
-# EDGE_FRAC and QUEUE_PER_SEAT are constants of the original. At rate 0, and from mu(N) on, the chain has no
-# means to compare, so rates are searched from EDGE_FRAC mu(1) to (1 - EDGE_FRAC) mu(N).
+# EDGE_FRAC and QUEUE_PER_SEAT are constants of the original, which searches rates from EDGE_FRAC mu(1) to
+# (1 - EDGE_FRAC) mu(N): at rate 0 the chain is empty.
 EDGE_FRAC = 0.001
 QUEUE_PER_SEAT = 10  # Q / N: this many requests may wait for each seat.
 RATE_TOLERANCE = 1e-6  # The relative error of a root search, far below the difference that one worker makes.
-KEPT_RATES = 4096  # The rates of this many (pool, lengths) are kept, since each takes a root search.
-LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing is compared as if it carried this, not 0.
+CACHED_RATES = 4096  # Rates are cached for this many (pool, lengths), because each takes a root search.
+LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing counts as carrying this, to divide by no 0.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class QueueTimes:
 
     @property
     def decode_steps(self) -> float:
-        """Decode steps of a request, one per output token but the first, which the prompt's step gives.
+        """Decode steps of a request: one per output token except the first, which the prefill gives.
 
-        A decode worker has no prompts; the original still counts a step for an answer of one token there.
+        On a decode worker the original counts one step for an answer of one token.
         """
         return 1.0 if not self.input_tokens and self.output_tokens == 1 else self.output_tokens - 1
 
@@ -92,7 +92,7 @@ class QueueState:
 
 
 class QueueModel:
-    """The chain of one worker. State n has the weight rate^n / (mu(1) ... mu(n)), kept as a logarithm."""
+    """The chain of one worker. State n has the weight rate^n / (mu(1) ... mu(n)), computed in logarithms."""
 
     def __init__(self, times: QueueTimes) -> None:
         self.times = times
@@ -140,7 +140,7 @@ class QueueModel:
         return min(max((serve_ms - fixed_ms) / slope_ms, 0.0), float(times.seats))
 
     def largest_rate_rps(self, latency_ms: Callable[[QueueState], float], target_ms: float) -> float:
-        """The largest rate [requests/s] at which a latency is within its target; 0 if it is at none.
+        """The largest rate [requests/s] at which a latency is within its target; 0 if there is none.
 
         `latency_ms` reads the latency from a state. It must rise with the rate.
         """
@@ -198,7 +198,7 @@ class WvaQueue(HpaFollowed):
     def __init__(self, settings: WvaQueueSettings, knowledge: Knowledge) -> None:
         knowledge.require_facts("wva-queue", "engines", "ttft_s", "tpot_s")
         self.settings = settings
-        self._carried_rps_of = lru_cache(maxsize=KEPT_RATES)(self._carried_rps)
+        self._carried_rps_of = lru_cache(maxsize=CACHED_RATES)(self._carried_rps)
         super().__init__(settings, knowledge)
 
     def start(self, sizes: Sequence[int]) -> None:

@@ -8,11 +8,13 @@ misses the window too. So each cut holds for every controller that keeps the SLO
 The master problem (solvers/any_moment.py) finds the least cost that meets all cuts; it is a bound whenever
 the search stops.
 
+Cuts come from three sources:
+
     grid       the cuts by which `day_optimum` found the cheapest sizes on its grid
-    frontier   for each window and n: all shortest spans in which n workers are too few, and all pairs of a
-               span from the window's beginning and a span to its end in which they are too few together
-    master     the sizes in the master's solution are simulated; each missed window gives two cuts, which are
-               reduced in two orders to the fewest and shortest spans with the most workers that still fail
+    frontier   for each window and n: the shortest spans in which n workers are too few, and the shortest
+               pairs of spans (one from the window's beginning, one to its end) in which they are too few
+    master     the sizes in the master's solution are simulated; each missed window gives two cuts, reduced
+               in two orders to the fewest and shortest spans with the most workers that still fail
 
 The search ends after a counted amount of work (`MOST_WORK`), not of time, so that the bound is the same on
 any machine.
@@ -34,8 +36,8 @@ from planner.solvers.pool_sizes import Cut
 
 # The constants were set by hand, where no other reason is given. LAG_FRAC, STEP_FRAC and EXACT_FRAC are
 # shares of the length of an SLO's window.
-# The sizes from this long before a window on decide whether it is missed. A longer time changed no bound by
-# more than 0.1 % on the five days on which it was tried.
+# Sizes matter for a window from this long before it begins. A longer time changed no bound by more than 0.1 %
+# on the five days on which it was tried.
 LAG_FRAC = 0.5
 STEP_FRAC = 1 / 120  # The finest grid of the frontier; days with many windows and workers get a wider one.
 EXACT_FRAC = 1 / 150  # Cuts from the master's solutions are shortened to this precision.
@@ -47,8 +49,8 @@ SLICES_OF_FRONTIER = 3.5  # Slices per point of the frontier's grid, as counted 
 GAP_FRAC = 0.003  # The master is solved to this share of its optimum, because only its bound is used.
 LONGEST_SOLVE_S = 30.0  # The longest time for one solution of the master.
 LEAST_SOLVE_S = 1.0  # The master is solved once, even when no time is left, so that there is a bound.
-# The search ends after so many solutions of the master, one after the other, that raise the bound by a
-# smaller share. On a production day seven more, which took 32 CPU s, raised it by nothing.
+# The search ends after MOST_IDLE_ROUNDS consecutive solutions of the master that raise the bound by less than
+# LEAST_RISE_FRAC. On a production day seven more, which took 32 CPU s, did not raise it at all.
 MOST_IDLE_ROUNDS, LEAST_RISE_FRAC = 2, 1e-4
 SAME_FRAC = 1e-6  # Costs that differ by less than this share count as equal.
 LEAST_POINTS = 4.0  # The fewest points of the frontier's grid in a window, however little work it may take.
@@ -86,7 +88,7 @@ class _Slices:
         return self.work >= self.most_work
 
     def span_s(self, window: int) -> tuple[float, float]:
-        """From when to when [s] the sizes decide whether a window is missed."""
+        """The time from and to which [s] sizes matter for a window."""
         edges_s = self.runs.window_edges_s
         from_s = max(float(edges_s[window]) - self.lag_s, 0.0)
         return from_s, min(float(edges_s[window + 1]) + self.runs.reach_s, self.last_s)
@@ -102,11 +104,11 @@ class _Slices:
         for begin_s, end_s, c, n in needs:
             inside = (times_s >= begin_s) & (times_s < end_s)
             workers[inside, c] = np.minimum(workers[inside, c], n)
-        part = runs.simulate_slice(window, times_s, workers)
-        if part is None:
+        day_slice = runs.simulate_slice(window, times_s, workers)
+        if day_slice is None:
             return False
-        self.work += part.requests + SLICE_WORK
-        return bool(missed_windows(part.run.simulation, runs.slo, part.window_s))
+        self.work += day_slice.requests + SLICE_WORK
+        return bool(missed_windows(day_slice.run.simulation, runs.slo, day_slice.window_s))
 
 
 def any_moment_bound(
@@ -123,13 +125,15 @@ def any_moment_bound(
     above it shows that more workers do hurt, and then the bound without this assumption is returned. A search
     that ends at the `deadline` on its clock (work_clock.py) may return a lower bound.
     """
-    # If some workers start warm, which is faster, the bound lets all workers do so.
+    # If some workers may start warm, which is faster, the bound lets all workers start warm.
     quickest = tuple(
         replace(pool, start_s=min(pool.start_s, each.warm_start_s) if each.warm else pool.start_s)
         for pool, each in zip(runs.terms.pools, runs.given_pools, strict=True)
     )
     terms = replace(runs.terms, pools=quickest)
-    if any(each.warm for each in runs.given_pools):  # Then the last that started is not the first given up.
+    if any(each.warm for each in runs.given_pools):
+        # Billing by units assumes that the worker that started last is given up first; a warm start breaks
+        # it.
         terms = replace(terms, unit_s=0.0)
     slices, least_paid = _Slices(runs), runs.least_paid()
     edges_s = runs.terms.edges_s
@@ -138,7 +142,7 @@ def any_moment_bound(
     ]
     all_cuts = shortest_needs([*all_cuts, *_frontier(slices, deadline, progress)])
     bound_usd, lives = least_paid.usd, LevelStretches()
-    earlier_usd, idle_rounds = 0.0, 0  # The bound of the solution before, and how many hardly raised theirs.
+    earlier_usd, idle_rounds = 0.0, 0  # The bound of the solution before; consecutive idle solutions.
     while bound_usd < most_usd:
         limit_s = solver_limit_s(LONGEST_SOLVE_S, LEAST_SOLVE_S)
         solution = cheapest_levels(terms, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=limit_s)
@@ -158,7 +162,8 @@ def any_moment_bound(
         if not new_cuts:
             break
         all_cuts = shortest_needs([*all_cuts, *new_cuts])
-    if terms.is_by_unit:  # The program by whole units leaves out the rows of the work.
+    if terms.is_by_unit:
+        # The program by whole units lacks the rows of the work, so the program by seconds may bound better.
         limit_s = solver_limit_s(LONGEST_SOLVE_S, LEAST_SOLVE_S)
         by_second = replace(terms, unit_s=0.0)
         solution = cheapest_levels(by_second, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=limit_s)
@@ -189,10 +194,11 @@ def _frontier(slices: _Slices, deadline: float, progress: Callable[[str], None])
 
 
 def _windows_with_too_few(slices: _Slices, deadline: float) -> list[tuple[int, int, int]]:
-    """All (window, c, n) for which n workers of pool c are too few, even if they are there all the time."""
+    """All (window, c, n) for which n workers of pool c are too few, even if ready all the time."""
     too_few: list[tuple[int, int, int]] = []
     for c, pool in enumerate(slices.runs.terms.pools):
-        windows = list(range(slices.runs.window_count))  # A window that n workers keep needs no more.
+        # A window that n workers keep is not tried with more workers.
+        windows = list(range(slices.runs.window_count))
         for n in range(pool.least, pool.most):
             windows = [v for v in windows if slices.misses(v, [(*slices.span_s(v), c, n)])]
             too_few += [(v, c, n) for v in windows]
@@ -210,12 +216,13 @@ def _stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> l
         return first < last and slices.misses(window, [(points[first], points[last], c, n)])
 
     cuts: list[Needs] = []
-    last = len(points) - 1  # The last point to which the stretch from `first` may go.
+    # A stretch from `first` that goes beyond `last` contains a stretch that fails already.
+    last = len(points) - 1
     for first in reversed(range(len(points) - 1)):
-        longest = _last_that_holds(partial(fails, first), first, last)
-        if longest < last:
-            cuts.append(((points[first], points[longest + 1], c, n),))
-            last = longest
+        last_kept = _last_that_holds(partial(fails, first), first, last)
+        if last_kept < last:
+            cuts.append(((points[first], points[last_kept + 1], c, n),))
+            last = last_kept
     return cuts
 
 
@@ -240,17 +247,17 @@ def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: fl
     since = 1  # The first point from which n workers may be enough again.
     for until in range(1, end):
         since = max(since, until)
-        longest = end - _last_that_holds(partial(fails, until), 0, end - since)
-        if longest > since:
-            cuts.append(needs(until, longest - 1))
-            since = longest
+        first_kept = end - _last_that_holds(partial(fails, until), 0, end - since)
+        if first_kept > since:
+            cuts.append(needs(until, first_kept - 1))
+            since = first_kept
     return cuts
 
 
 def _last_that_holds(fails: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest number from `low` to `high` that does not fail; `low` is taken not to fail.
+    """The largest number from `low` to `high` that does not fail; `low` is assumed not to fail.
 
-    The search goes from `high` downwards with growing strides, as the number is often near `high`.
+    The search goes from `high` downwards with growing strides, because the number is often near `high`.
     """
     if high <= low or not fails(high):
         return high
@@ -267,7 +274,7 @@ def _last_that_holds(fails: Callable[[int], bool], low: int, high: int) -> int:
 def _unmet(slices: _Slices, window: int, lives: LevelStretches) -> list[Need]:
     """The needs that the master's solution does not meet near a window: one for each span of equal sizes.
 
-    Each worker counts as ready for a little longer than it is, so that a cut rules out more than this
+    Each worker counts as ready for `exact_s` longer at both ends, so that a cut rules out more than this
     solution.
     """
     from_s, to_s = slices.span_s(window)
@@ -292,9 +299,10 @@ def _unmet(slices: _Slices, window: int, lives: LevelStretches) -> list[Need]:
 
 
 def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed: bool) -> Needs:
-    """Reduce needs while the window is still missed: to fewer, then to shorter ones, then to more workers.
+    """Reduce needs while the window is still missed: to fewer needs, then to shorter needs, then to needs
+    with more workers. Each step makes the cut stronger.
 
-    Each step makes the cut stronger. `is_reversed` takes the needs, and their two ends, in the other order.
+    `is_reversed` takes the needs, and their two ends, in reverse order.
     """
     shortened = dict(enumerate(needs))
 

@@ -2,8 +2,7 @@
 
 For each of RUNGS rates the table has the cheapest sizes of a fleet's pools that keep the SLO on a sample of
 the traffic. The sample is the busiest part of the traffic, brought to the rate by leaving requests out or by
-laying copies over it. The table does not say when traffic comes, so a controller that reads it does not know
-the future.
+laying copies over it. The table has no times, so it does not tell a controller the future.
 """
 
 import heapq
@@ -34,8 +33,8 @@ def capacity_table(
 ) -> CapacityTable | None:
     """The table for this fleet's P pools, up to ABOVE_FRAC above `highest_rps`.
 
-    It ends before the first rate that `most` (P,) workers do not carry. None if they do not even carry the
-    lowest rate that gives LEAST_REQUESTS, or if no rate gives that many requests.
+    The table ends before the first rate that `most` (P,) workers do not carry. None if no rate gives
+    LEAST_REQUESTS, or if `most` workers do not carry the lowest rate that does.
     """
     sample = select_window(trace, SAMPLE)
     rates: list[float] = []
@@ -44,9 +43,9 @@ def capacity_table(
         rate_rps = highest_rps * (1 + ABOVE_FRAC) * rung / RUNGS
         if rate_rps * sample.duration_s < LEAST_REQUESTS:  # A higher rate may give enough requests.
             continue
-        # Which requests are left out or copied is drawn with the rung as the seed, so tables can be repeated.
+        # The rung is the seed that draws which requests are left out or copied, so tables are reproducible.
         traffic = rescale_trace(sample, rate_rps, rng=np.random.default_rng(rung))
-        # A higher rate is taken to need no fewer workers in any pool.
+        # We assume that a higher rate needs no fewer workers in any pool.
         least = rows[-1] if rows else [1] * len(fleet.pools)
         sizes = least_that_keep(fleet, traffic, slo, least, most)
         if sizes is None:
@@ -69,20 +68,20 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
     and MANY_SEQUENCES sequences on each rank. Data-parallel ranks count as one engine with the memory and the
     sequences of all (`WorkerType.as_one`).
     """
-    # `worker.host` has two parts, and each has seconds per step and seconds per sequence of the step.
-    host_parts_s = [part.per_step_s(worker.tp) for part in worker.host]
-    host_step_s = sum(step_s for step_s, _ in host_parts_s)
-    host_sequence_s = sum(sequence_s for _, sequence_s in host_parts_s) / worker.dp
+    # Pairs of host time per step, and per sequence of the step.
+    host_times_s = [component.per_step_s(worker.tp) for component in worker.host]
+    host_step_s = sum(step_s for step_s, _ in host_times_s)
+    host_sequence_s = sum(sequence_s for _, sequence_s in host_times_s) / worker.dp
     many_sequences, worker = worker.dp * MANY_SEQUENCES, worker.as_one
     full_tokens = worker.max_num_batched_tokens
     first_s, full_s = (float(worker.latency.prefill_s(n, full_tokens)) for n in (1, full_tokens))
     token_s = (full_s - first_s) / max(full_tokens - 1, 1)
     sequences = min(many_sequences, worker.max_num_seqs)
-    # Decode steps without the time to read KV tokens, which `decode_s_per_token` has.
+    # Decode steps without the time to read KV tokens, which is in `decode_s_per_token`.
     alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
     sequence_s = (together_s - alone_s) / max(sequences - 1, 1)
-    # A line's value at 0 tokens or sequences is the value at 1 less the slope. For the host a prompt that is
-    # alone is one sequence.
+    # A line's value at 0 tokens or sequences is its value at 1 less the slope. For the host a prompt alone is
+    # one sequence.
     return EngineProfile(
         prefill_s=first_s - token_s + host_step_s + host_sequence_s,
         prefill_s_per_token=token_s,
@@ -100,14 +99,14 @@ def least_that_keep(
 ) -> tuple[int, ...] | None:
     """The cheapest sizes of a fleet's pools that keep the SLO on this trace; None if none do.
 
-    The SLO is judged over the whole trace, as a short sample has too few requests for windows.
+    The SLO is judged over the whole trace, because a short sample has too few requests for windows.
     """
     whole_slo, requests = replace(slo, every_s=None), RequestRecords(trace)
     prices = [pool.type.price_usd_per_h for pool in fleet.pools]
 
     def holds(sizes: Sequence[int]) -> bool:
-        # The run ends as soon as a limit is broken or too many requests wait longer than `patience_s`. A run
-        # that came to its end is then judged by all lines of the SLO.
+        # The run is None if it was stopped: a limit was broken, or too many requests waited longer than
+        # `patience_s`. A complete run is judged by all lines of the SLO.
         candidate = fleet.with_counts(sizes)
         patience_s = whole_slo.patience_s(judged_span_s(trace))
         run = simulate_if_kept(candidate, trace, whole_slo.limits, requests, patience_s=patience_s)
@@ -121,8 +120,8 @@ def least_sizes(
 ) -> tuple[int, ...] | None:
     """The cheapest sizes from `least` to `most` that hold, if more workers never hurt; None if none do.
 
-    First each pool by itself is made as small as possible, with all others at their most: any sizes that hold
-    are at least these. From them on, all sizes are tried in order of their price.
+    First we find the smallest size of each pool by itself, with all other pools at their most: sizes that
+    hold are at least these. From these sizes on, all sizes are tried in order of their price.
     """
     if not holds(most):
         return None
@@ -138,7 +137,7 @@ def least_sizes(
             else:
                 low = middle
         floor[p] = high
-    queue = [(0.0, tuple(floor))]  # (price, sizes); the first are tried first at any price.
+    queue = [(0.0, tuple(floor))]  # (price, sizes); `floor` is tried first, so its price does not matter.
     seen = {tuple(floor)}
     while queue:
         _, sizes = heapq.heappop(queue)

@@ -1,35 +1,34 @@
-"""A lower bound on the cost of every controller that cannot see ahead and may miss some windows. How such a
-controller decides is called a rule here.
+"""A lower bound on the cost of every controller that cannot see ahead and may miss some windows. A rule is
+here the way in which such a controller decides.
 
 Sets   v  window of the SLO, tau_v its length [s]     h  block of |h| neighbouring windows
 Data   n_vc   least workers of pool c with which window v is kept if all other pools have their most
        p(x)   USD/h of x workers, by whole nodes where these are sold
-       m      windows that may be missed, in the mean
+       m      windows that may be missed, on average
 Vars   w_hx   share of the windows of block h that have x workers
 
   min   sum_h sum_x w_hx p(x) sum_(v of h) tau_v
   s.t.  sum_h |h| sum_x w_hx share(v of h with n_vc > x_c for some c)  <=  m,     sum_x w_hx = 1
 
-Sizes change at the edges of windows, as those of the optimum do, and a worker that is ready in a window was
-ordered before the window began. Let the traffic of each window be drawn at random from the windows of its
-block. Then no rule can know which of them comes next, so whatever rule chose sizes x, they miss the window
-with the probability share(...). Start-ups cost something besides. So no rule costs less in the mean over such
-days, if more workers and less work before never hurt (MORE in day/search/day_optimum.py). The bound does not
-hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a window: if
-the burst of a window comes more than a start-up after the window's beginning, such a controller may still
-keep the window.
+Sizes change at the edges of windows, as in the optimum, and a worker that is ready in a window was ordered
+before the window began. Let the traffic of each window be drawn at random from the windows of its block. Then
+no rule can know which window comes next, so sizes x miss the window with the probability share(...), whatever
+rule chose them. Start-ups cost more on top. So no rule costs less on average over such days, if more workers
+and less earlier work never hurt (MORE in day/search/day_optimum.py). The bound does not hold for a day that
+repeats an earlier one to the minute, nor for a controller that acts within a window: if the burst of a window
+comes more than a start-up after the window's beginning, such a controller may still keep the window.
 
-`reacting_bound` holds for rules that act within a window, even for one that sees the whole window when it
-begins. Workers that such a rule orders then are ready start_s later. So n_vc becomes the size that the first
-start_s of the window need, in which no size can change. Sizes x are paid only for the start_s before the
-window, while workers start, and for its first start_s. For the rest the least sizes are paid.
+`reacting_bound` holds for rules that act within a window, even for a rule that sees the whole window when it
+begins. Workers that such a rule orders then are ready start_s later. So n_vc becomes the size that the window
+needs in its first start_s, in which no size can change. Sizes x are paid only for the start_s before the
+window, while workers start, and for its first start_s; at other times the least sizes are paid.
 
-Both bounds hold even for rules that know, as a block begins, what its windows are like. A rule that must
-learn this pays more (`usd_of_unknown_blocks`). Let each block be drawn from the blocks of its half day, block
-j with probability p_j, its share of the half day's windows. Windows with equal needs are of one kind e, and
-look alike in all blocks; q_je is the share of kind e in block j. After k windows of a block a rule knows its
-history s: s_e of them were of kind e. The program above then has w_sx in place of w_hx, the chance that sizes
-are x after s:
+Both bounds hold even for rules that know, as a block begins, which windows it has. A rule that must learn
+this pays more (`usd_of_unknown_blocks`). Let each block be drawn from the blocks of its half day, block j
+with probability p_j, its share of the half day's windows. Windows with equal needs are of one kind e, and a
+rule cannot tell them apart; q_je is the share of kind e in block j. After k windows of a block a rule knows
+its history s: s_e of them were of kind e. The program above then has w_sx in place of w_hx, the probability
+that sizes are x after s:
 
   P(j, s) = p_j k! prod_e q_je^s_e / s_e!
   cost      sum_s sum_x w_sx sum_j P(j, s) p(x) tau
@@ -74,7 +73,7 @@ class CausalBound:
     price_usd_per_h: Callable[[Sequence[int]], float]
 
     def usd(self, most_missed: float, block_s: float) -> float:
-        """The least cost [USD] if `most_missed` windows are missed in the mean; blocks last `block_s`."""
+        """The least cost [USD] if `most_missed` windows are missed on average; blocks last `block_s`."""
         lines = [self._cheapest_line(block) for block in self._blocks(block_s)]
         return _cheapest_usd(lines, most_missed)
 
@@ -83,7 +82,7 @@ class CausalBound:
     ) -> float | None:
         """The least cost [USD] if a rule does not know which block it is in; None for too many histories.
 
-        The day is cut into groups of blocks that last `group_s`; each block is drawn from those of its group.
+        The day is cut into groups of blocks that last `group_s`; each block is drawn from its group.
         """
         blocks = self._blocks(block_s)
         group_blocks = max(round(group_s / block_s), 1)
@@ -119,7 +118,7 @@ class CausalBound:
         prices_usd_per_h = np.array([self.price_usd_per_h(pool_sizes) for pool_sizes in sizes])
         misses = (kinds[None] > np.array(sizes)[:, None]).any(axis=2)  # (sizes, kinds); axis 2: pools.
         lines = []
-        # P(j, s) by the history s: how often each kind of window came so far.
+        # P(j, s) of all blocks j, by history s.
         histories = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(group_needs)}
         for k in range(max(map(len, group))):
             # Every block of the group with a k-th window is one draw from the group.
@@ -153,7 +152,7 @@ def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], most_missed: f
     All points together may miss `most_missed` windows.
     """
     total_usd = sum(line[0][0] for line in lines)
-    # At the cheapest points `excess` windows too many are missed; dearer points must save them.
+    # The missed windows beyond `most_missed` at the cheapest points; dearer points must avoid them.
     excess = sum(line[0][1] for line in lines) - most_missed
     segments = [segment for line in lines for segment in itertools.pairwise(line)]
 
@@ -161,7 +160,7 @@ def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], most_missed: f
         (usd, missed), (more_usd, fewer) = ends
         return (more_usd - usd) / (missed - fewer)
 
-    # As the lines are convex, taking the cheapest segments first is the optimum.
+    # The lines are convex, so taking the cheapest segments first is optimal.
     for (usd, missed), (more_usd, fewer) in sorted(segments, key=usd_per_window_kept):
         if excess <= 0:
             break
@@ -179,7 +178,7 @@ def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
             continue
         while len(hull) > 1:
             (first_usd, first_missed), (last_usd, last_missed) = hull[-2:]
-            # The last point stays if it lies below the line from the one before it to the new one.
+            # The last point stays if it lies below the line from the point before it to the new point.
             saved_by_last, saved_by_new = first_missed - last_missed, first_missed - missed
             if saved_by_last * (usd - first_usd) > saved_by_new * (last_usd - first_usd):
                 break
@@ -195,9 +194,9 @@ def causal_bound(runs: DayRuns) -> CausalBound | None:
 
 
 def reacting_bound(runs: DayRuns) -> CausalBound | None:
-    """The bound for rules that see a window whole when it begins; None where there are too many sizes."""
-    # The shortest start-up and the longest window give the lowest of all bounds, so it holds for every pool.
-    # Where some workers start warm, which is faster, the bound lets all workers do so.
+    """The bound for rules that see the whole window when it begins; None where there are too many sizes."""
+    # The shortest start-up of all pools, and below the longest window, give the lowest bound, so it holds for
+    # every pool. If some workers may start warm, which is faster, the bound lets all workers start warm.
     starts_s = [pool.start_s for pool in runs.terms.pools]
     start_s = min(starts_s + [pool.warm_start_s for pool in runs.given_pools if pool.warm])
     bound = _bound_of(runs, partial(_misses_in_start_up, runs, start_s))
@@ -213,7 +212,9 @@ def reacting_bound(runs: DayRuns) -> CausalBound | None:
 
 
 def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size: int) -> bool:
-    """Whether a window is missed with `size` workers of pool `c` in its `first_s`, and the most elsewhere."""
+    """Whether a window is missed with `size` workers of pool `c` in its first `first_s`, and otherwise the
+    most of every pool.
+    """
     begin_s = float(runs.window_edges_s[window])
     end_s = min(begin_s + first_s, float(runs.window_edges_s[window + 1]))
     if end_s <= begin_s:
@@ -224,23 +225,24 @@ def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size
     # As in day/search/day_runs.py the slice begins earlier, so that the window's queue is filled.
     if begin_s > RUN_IN_S:
         times_s, workers = [begin_s - RUN_IN_S, *times_s], [most, *workers]
-    part = runs.simulate_slice(window, np.array(times_s), np.array(workers))
-    # A part without requests misses nothing.
-    return part is not None and bool(missed_windows(part.run.simulation, runs.slo, part.window_s))
+    day_slice = runs.simulate_slice(window, np.array(times_s), np.array(workers))
+    if day_slice is None:  # No request arrives.
+        return False
+    return bool(missed_windows(day_slice.run.simulation, runs.slo, day_slice.window_s))
 
 
 def _bound_of(runs: DayRuns, misses: Callable[[int, int, int], bool]) -> CausalBound | None:
-    """The bound in which window v needs the least size of pool c for which `misses(v, c, size)` is false;
-    None where blocks would need too many combinations of sizes.
+    """The bound in which window v needs the least size of pool c with which `misses(v, c, size)` is false;
+    None where blocks would have too many combinations of sizes.
     """
     least = tuple(pool.least for pool in runs.terms.pools)
     needs = np.tile(np.array(least, np.int64), (runs.window_count, 1))
     for c, pool in enumerate(runs.terms.pools):
-        size = pool.least  # The search for a window's size begins at that of the window before.
+        size = pool.least  # The search for a window's size begins at the size of the window before.
         for v in range(runs.window_count):
             size = least_that_holds(partial(misses, v, c), pool.least, pool.most, size)
             needs[v, c] = size
-    # Sizes are those of the needs, and the pool's least beside them.
+    # A pool's sizes x are its needs and its least (`CausalBound`).
     if np.prod([len(set(column.tolist())) + 1 for column in needs.T]) > MOST_SIZES:
         return None
     types = [pool.type for pool in runs.fleet.pools]

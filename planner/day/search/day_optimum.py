@@ -2,27 +2,28 @@
 
 The method is logic-based Benders decomposition. The master (solvers/pool_sizes.py) proposes the cheapest
 sequence that no cut forbids, the simulator runs the day with it, and each window that fails gives a cut. A
-cut is a list of steps and pools with a size for each: at least one of them must have more workers than that.
+cut is a list of (step, pool, size): in at least one of them the pool must have more workers than `size`.
 There are three sources of cuts:
 
     least      the least size of each pool with which a window holds, with the most workers of all other pools
                and in all other steps
     explained  a window fails with sizes x, and also with the most workers until a few steps before it, and x
-               from there on. These few steps explain the failure. Each size in them is raised as far as the
-               window still fails: at least one must be larger still
-    excluded   a sequence that was simulated; or one with which the same workers are ready, because a worker
-               is kept in gaps shorter than a start-up (`pool_sizes.ready_workers_at_no_cost`)
+               from there on. So these few steps explain the failure. Each size in them is raised as far as
+               the window still fails: at least one size must be larger
+    excluded   a sequence that was simulated; or a sequence with the same ready workers, because a worker
+    stays
+               in gaps shorter than a start-up (`pool_sizes.ready_workers_at_no_cost`)
 
 A sequence that fails is repaired with more workers in the windows that fail, so that a good sequence is known
 early. The search ends where the master's bound reaches the best bill. The bound rests on one assumption,
 which other modules call MORE too:
 
-    MORE       more workers, and less work before, never hurt: cuts forbid sequences that were not simulated
+    MORE       more workers, and less earlier work, never hurt: cuts forbid sequences that were not simulated
 
-Where few sequences cost less than the best, they are simulated too, and nothing is assumed (`is_exact`).
+If few sequences cost less than the best, they are all simulated, and nothing is assumed (`is_exact`).
 
-The optimum is that of a grid: sizes change at given moments, and at no other. A controller that changes sizes
-at other moments may cost less; none costs less than `DayOptimum.proved` (solvers/paid_work.py).
+Sizes change only at the moments of a grid. A controller that changes sizes at other moments may cost less,
+but not less than `DayOptimum.proved` (solvers/paid_work.py).
 """
 
 import itertools
@@ -53,7 +54,7 @@ MOST_CHEAPER = 5_000
 # many requests together. Their simulated bills may be lower, because their workers drain faster.
 MOST_TIED_REQUESTS = 2_000_000
 # The steps that explain a failure begin one of these numbers of steps before the window. The smallest number
-# that suffices is taken, as the cut with the fewest steps forbids the most sequences.
+# that suffices is taken, because the cut with the fewest steps forbids the most sequences.
 LAG_STEPS = (0, 1, 2, 4, 8)
 # A repair adds workers from this many steps before the window on: earlier ones hardly help the window.
 REPAIR_STEPS = 2
@@ -62,13 +63,13 @@ MOST_REPAIRS = 8
 # Where whole hours are paid, gaps between two lives of a worker are filled. Whether that is cheaper depends
 # on how long a worker takes to drain, which only the simulation shows, so both of these times are tried.
 FILL_DRAINS_S = (30.0, 120.0)
-# The bound and the best bill count as equal if they differ by less than this share. The master's solver keeps
-# constraints to within a share (`pool_sizes.TOLERANCE`), and this is twice as much.
+# The bound and the best bill count as equal if they differ by less than this share: twice the share by which
+# the master's solver may violate constraints (`pool_sizes.TOLERANCE`).
 SAME_FRAC = 2e-6
 # Two simulated bills, and two costs by `pool_sizes.cost_usd`, differ by at most these shares through
 # rounding.
 BILL_ROUNDING_FRAC, COST_ROUNDING_FRAC = 1e-12, 1e-9
-# A solution of the master may take as long on the wall clock, at least and at most.
+# The time limit for one solution of the master on the wall clock: at least and at most.
 LEAST_SOLVE_S, LONGEST_SOLVE_S = 1.0, 120.0
 
 
@@ -82,7 +83,7 @@ class DaySimulations(Protocol):
     def terms(self) -> pool_sizes.DayTerms: ...
     @property
     def window_count(self) -> int: ...
-    # The steps that overlap with a window, and those after it that may still decide it.
+    # The steps that overlap with a window, and the steps after it that may still decide it.
     def own_steps(self, window: int) -> range: ...
     def later_steps(self, window: int) -> range: ...
     # The pools that serve the LLM of a window, and whether no window of this LLM is earlier.
@@ -98,7 +99,7 @@ class DaySimulations(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayOptimum:
-    """The cheapest sequence found, with its simulated day, and what is known of cheaper ones.
+    """The cheapest sequence found, with its simulated day, and bounds on the cost of others.
 
     No sequence on this grid costs less than `bound_usd`, which rests on MORE unless `is_exact`: then all
     sequences that cost less were simulated. `proved` bounds every controller, at every moment.
@@ -117,7 +118,7 @@ class DayOptimum:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether no other sequence on the grid costs less, but for rounding."""
+        """Whether no other sequence on the grid costs less, up to rounding."""
         return self.gap_frac <= SAME_FRAC
 
     @property
@@ -134,7 +135,7 @@ class DayOptimum:
 
 @dataclass(slots=True, eq=False)
 class _DaySearch:
-    """What the search knows so far: cuts, excluded sequences, the best day, and the bound [USD].
+    """The state of the search: cuts, excluded sequences, the best day, and the bound [USD].
 
     `deadline` is a time of the search's clock (work_clock.py).
     """
@@ -148,7 +149,7 @@ class _DaySearch:
 
     @property
     def terms(self) -> pool_sizes.DayTerms:
-        """The terms of the day that is searched: grid, pools, prices and billing."""
+        """The terms of the day: grid, pools, prices and billing."""
         return self.runs.terms
 
     def out_of_time(self) -> bool:
@@ -156,7 +157,7 @@ class _DaySearch:
         return is_over(self.deadline)
 
     def simulate_day(self, workers: Ints) -> DayRun:
-        """Simulate a day. It becomes `best` where it holds, fits the stock and costs less than the best."""
+        """Simulate a day. It becomes `best` if it holds, fits the stock and costs less than `best`."""
         day = self.runs.simulate_day(workers)
         is_allowed = day.fits and pool_sizes.is_within_stock(self.terms, workers)
         if day.holds and is_allowed and day.usd < self.best_usd * (1 - BILL_ROUNDING_FRAC):
@@ -181,21 +182,21 @@ def cheapest_day(
     deadline: float = math.inf,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DayOptimum:
-    """The cheapest sequence that a search finds until it is shown that none is cheaper, or until the
-    `deadline` on its clock (work_clock.py).
+    """Search for the cheapest sequence, until no cheaper one can exist or until the `deadline` on the
+    search's clock (work_clock.py).
 
-    The search begins with these `cuts`, and with the `known` sequences (T, P), which it simulates. All
-    cheaper sequences are simulated at the end where there are few (MOST_SEQUENCES and MOST_CHEAPER).
-    `progress` is called with a line of text. Raises InfeasibleError where no sequence was found and either a
-    window fails with the most workers of every pool or no sequence keeps all cuts within the stock;
-    PlannerError where none was found in the time.
+    The search begins with these `cuts`, and simulates the `known` sequences (T, P) first. If few sequences
+    cost less than the best (MOST_SEQUENCES and MOST_CHEAPER), all are simulated at the end. `progress` is
+    called with a line of text. Raises InfeasibleError if no sequence was found and either a window fails with
+    the most workers of every pool or no sequence keeps all cuts within the stock; PlannerError if none was
+    found in time.
     """
     search = _DaySearch(runs, deadline, list(cuts))
     for workers in known:
         search.simulate_day(workers)
     if not search.simulate_day(runs.terms.most).holds:
-        # Fewer workers may hold all the same, as MORE is not always true. Simulating all sequences does not
-        # assume it. Cuts do, so they say nothing here.
+        # MORE is not always true, so fewer workers may still hold. Cuts rest on MORE, so they are dropped.
+        # Simulating all sequences does not.
         search.cuts.clear()
         is_exact = _simulate_all_cheaper(search)
         if search.best is None:
@@ -205,7 +206,7 @@ def cheapest_day(
     if runs.terms.is_by_unit:  # What the least sizes cost in whole units is a first bound.
         search.bound_usd = pool_sizes.units_usd(runs.terms, pool_sizes.least_sizes(runs.terms, search.cuts))
     progress(f"the optimum: {search.bound_usd:.2f} USD or more")
-    ties = 0  # How many sequences held.
+    ties = 0  # Sequences that held. All but the first cost the same in the master (MOST_TIED_REQUESTS).
     while ties * runs.request_count <= MOST_TIED_REQUESTS and (sizes := _next_sequence(search)) is not None:
         day = search.simulate_day(sizes)
         _fill_paid_units(search, sizes)
@@ -224,12 +225,12 @@ def cheapest_day(
 
 
 def _optimum_of(search: _DaySearch, *, is_exact: bool) -> DayOptimum:
-    """What the search knows at its end."""
+    """The result of a search that ended with a best day."""
     proved, best = search.runs.least_paid(), search.best
     assert best is not None
     bound_usd = best.usd if is_exact else min(max(search.bound_usd, proved.usd), best.usd)
     if not is_exact and search.bound_usd > best.usd * (1 + SAME_FRAC):
-        bound_usd = proved.usd  # The best day refutes the bound: here more workers do hurt.
+        bound_usd = proved.usd  # A day that costs less than the bound refutes MORE.
     return DayOptimum(best, bound_usd, proved, is_exact, tuple(search.cuts))
 
 
@@ -242,8 +243,7 @@ def _next_sequence(search: _DaySearch) -> Ints | None:
         if solution.workers is None:
             return None
         workers = pool_sizes.ready_workers_at_no_cost(search.terms, solution.workers)
-        # With `solution.workers` the same workers are ready as with `workers`, so the master need not propose
-        # it again.
+        # Both have the same ready workers, so the master need not propose `solution.workers` again.
         if not (workers == solution.workers).all():
             search.excluded.append(solution.workers)
         if not search.is_closed() and not any((workers == each).all() for each in search.excluded):
@@ -253,7 +253,9 @@ def _next_sequence(search: _DaySearch) -> Ints | None:
 
 def _raise_none_found(search: _DaySearch) -> NoReturn:
     """Raise the error that the search found no sequence that holds: InfeasibleError if there is none."""
-    if search.bound_usd == math.inf:  # The master has no solution: no sequence keeps all cuts.
+    if (
+        search.bound_usd == math.inf
+    ):  # The master has no solution: no sequence within the stock keeps all cuts.
         stock = ", ".join(f"{count} of {gpu}" for gpu, count in search.terms.stock.items())
         raise InfeasibleError(
             f"no sequence of pool sizes keeps the SLO within the stock ({stock}); allow more GPUs, or relax "
@@ -287,11 +289,13 @@ def _raise_most_fails(search: _DaySearch) -> NoReturn:
 def _cut_least_sizes(search: _DaySearch) -> None:
     """Add the cuts `least` for each window and pool, and simulate the sequence of all least sizes.
 
-    A window of several steps has a cut for all of them together, and one for each step alone.
+    A window of several steps has a cut for all steps together, and a cut for each step alone.
     """
     runs, floor = search.runs, search.terms.least  # The property makes a new array, so it may be changed.
     for c, pool in enumerate(search.terms.pools):
-        guess = pool.least
+        guess = (
+            pool.least
+        )  # Neighbouring windows need similar sizes, so each search begins at the last result.
         for window in (each for each in range(runs.window_count) if c in runs.pools_of(each)):
             own = runs.own_steps(window)
             single_steps = [range(t, t + 1) for t in own] if len(own) > 1 else []
@@ -320,12 +324,12 @@ def misses_with_size(runs: DaySimulations, window: int, steps: range, c: int, si
 
 
 def least_that_holds(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:
-    """The least of low ... high that does not fail; `high` is taken to hold.
+    """The least number from `low` to `high` that does not fail; `high` is assumed to hold.
 
-    The search begins just below `guess`, as two tries confirm it if it is right, and moves away with doubling
-    strides until the least is enclosed.
+    The search begins just below `guess`, because two tries confirm a right guess, and moves away with
+    doubling strides until the least number is enclosed.
     """
-    low -= 1  # Sizes up to `low` are taken to fail.
+    low -= 1  # From here on, sizes up to `low` fail.
     size, stride = min(max(guess - 1, low + 1), high - 1), 1
     while high - low > 1:
         if fails(size):
@@ -339,9 +343,8 @@ def least_that_holds(fails: Callable[[int], bool], low: int, high: int, guess: i
 
 
 def _first_misses(runs: DaySimulations, missed: Sequence[int]) -> list[int]:
-    """The first window of each unbroken row of missed windows.
-
-    The later windows of such a row may be missed only because of the first, so they get no cut yet.
+    """The first window of each run of consecutive missed windows. The later windows of a run may be missed
+    only because of the first, so they get no cut yet.
     """
     return [window for window in missed if runs.is_first(window) or window - 1 not in missed]
 
@@ -355,12 +358,12 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
     terms = runs.terms
     own, later = runs.own_steps(window), runs.later_steps(window)
     starts = sorted({max(own.start - lag, 0) for lag in LAG_STEPS}, reverse=True)
-    # The latest start from which on these workers, after the most until then, still miss the window.
+    # The latest start for which the most workers before it, and these workers from then on, miss the window.
     first = next((start for start in starts if runs.misses_window(workers, window, start)), None)
-    # Pools of other LLMs have no part in this window, so they keep their most workers.
+    # Pools of other LLMs do not serve this window, so they have their most workers and are in no cut.
     raised = terms.most
     raised[:, runs.pools_of(window)] = workers[:, runs.pools_of(window)]
-    # Where the window fails in the whole day but with none of these starts, any step up to it may be the
+    # If the window fails in the whole day but from none of these starts, any step up to its end may be the
     # cause.
     if first is None:
         return _cut_of(terms, raised, range(later.stop))
@@ -370,7 +373,7 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
         size, most = int(raised[t, c]), terms.pools[c].most
 
         def still_fails(more: int, t: int = t, c: int = c) -> bool:
-            raised[t, c] = more  # Where the window still fails with `most`, the size stays there.
+            raised[t, c] = more  # If the window still fails with `most`, the size stays `most`.
             return runs.misses_window(raised, window, first)
 
         if is_over(deadline):
@@ -383,7 +386,7 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
 
 
 def _cut_of(terms: pool_sizes.DayTerms, workers: Ints, steps: range) -> pool_sizes.Cut:
-    """The cut that at least one of these sizes must be exceeded, without those that are the most already."""
+    """The cut that at least one of these sizes must be exceeded, without sizes that are the most already."""
     return tuple(
         (t, c, int(workers[t, c]))
         for t in steps
@@ -400,8 +403,8 @@ def _add_cuts(search: _DaySearch, workers: Ints, day: DayRun) -> list[tuple[int,
     ]
     cuts = [(window, cut) for window, cut in cuts if cut]
     search.cuts += [cut for _, cut in cuts]
-    # A day in which the backlog grows or a request is never served may miss no window; then the sequence
-    # itself is cut.
+    # A day may fail without a missed window, if its backlog grows or a request is never served. Then the
+    # sequence itself is excluded.
     if not cuts:
         search.excluded.append(workers)
     return cuts
@@ -426,10 +429,10 @@ def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int
 
 
 def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_sizes.Cut) -> None:
-    """Raise the sizes in `workers` that a window needs, in place.
+    """Raise sizes in `workers` until a window holds, in place.
 
-    The sizes of its cut are tried one by one, the cheapest first, until the window holds. If none suffices
-    alone, all those of steps near the window are raised by one worker.
+    The sizes of its cut are raised one at a time, the cheapest first. If no single one suffices, all sizes of
+    steps near the window are raised by one worker.
     """
     terms = search.terms
     if any(workers[t, c] > size for t, c, size in cut):
@@ -444,9 +447,9 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_siz
         t, c, size = row
         return float((size + 1 - workers[t, c]) * hours[t] * pools[c].usd_per_h)
 
-    # If a cut has one size only, this one must be raised, without a try.
-    in_turn = sorted(nearby, key=usd) if len(cut) > 1 else []
-    for t, c, size in in_turn:
+    # The only size of a cut must be raised in any case, so it needs no try.
+    by_cost = sorted(nearby, key=usd) if len(cut) > 1 else []
+    for t, c, size in by_cost:
         more = workers.copy()
         more[t, c] = size + 1
         if search.out_of_time():
@@ -459,10 +462,11 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_siz
 
 
 def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
-    """Where whole units (hours) are paid, simulate sequences with their gaps filled.
+    """Where whole units (hours) are paid, simulate sequences with their gaps filled: a worker stays through a
+    gap if one long life costs no more than two lives.
 
-    A worker stays through a gap where its one longer life costs no more than two lives. This is done for
-    `workers`, and for the sequence that would be the cheapest within the cuts if seconds were paid.
+    This is done for `workers`, and for the sequence that would be the cheapest within the cuts if billing
+    were by the second.
     """
     if not search.terms.is_by_unit or search.out_of_time():
         return
@@ -484,7 +488,7 @@ def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
 def _simulate_all_cheaper(search: _DaySearch) -> bool:
     """Simulate all sequences that may cost less than the best; True if all were simulated.
 
-    Of the sequences with which the same workers are ready, only the one with the most is taken
+    Of sequences with the same ready workers, only the largest is simulated
     (`pool_sizes.ready_workers_at_no_cost`).
     """
     terms = search.terms
@@ -503,7 +507,7 @@ def _simulate_all_cheaper(search: _DaySearch) -> bool:
             cheaper[workers.tobytes()] = usd, workers
     if len(cheaper) > MOST_CHEAPER:
         return False
-    # The dearest come first, as they are the likeliest to hold, and the best bill then falls step by step.
+    # The dearest first: they are the likeliest to hold, and each that holds lowers the best bill.
     for usd, workers in sorted(cheaper.values(), key=lambda each: -each[0]):
         if search.out_of_time():
             return False

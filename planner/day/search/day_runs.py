@@ -1,8 +1,7 @@
 """Simulates a day with sizes that the search for the optimum proposes (planner/day/search/day_optimum.py).
 
-The simulations show which windows of the SLO fail with these sizes, which are the workers of each pool. A
-step is here a stretch of the day with the same sizes, not an engine's step. Arrays `workers` are (T, P): a
-row per step, a column per pool.
+The simulations show which windows of the SLO fail with these sizes. A step is here a stretch of the day with
+constant sizes, not an engine's step. Arrays `workers` are (T, P): a row per step, a column per pool.
 
 A whole day is simulated with a timetable of sizes. A slice of the day shows more cheaply that the sizes in
 some steps make a window fail. The slice begins some time before the first of these steps, with every pool at
@@ -42,13 +41,13 @@ Ints = npt.NDArray[np.int64]
 # Longer slices find more failures and take longer to simulate; these values were chosen by hand.
 # A slice begins this long before its first step, so that its workers are busy by then.
 RUN_IN_S = 60.0
-# A slice ends this long after the window, plus the largest limit on TTFT or E2E (MOST_REACH_S at most), as
-# requests that arrived in the window are still served then.
+# A slice ends this long after the window, plus the largest limit on TTFT or E2E (MOST_REACH_S at most),
+# because requests that arrived in the window are still served then.
 REACH_S = 10.0
 MOST_REACH_S = 120.0
 
-SLICE_WORK = 1000  # Simulating a part of the day takes as long as this many requests on top.
-EDGE_S = 1e-6  # Edges of windows and steps nearer than this are the same one, computed in two ways.
+SLICE_WORK = 1000  # The fixed work of a simulation, in requests.
+EDGE_S = 1e-6  # Edges of windows and steps that are nearer than this are the same, up to rounding.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +81,8 @@ class DayRuns:
     """Simulates `trace` on the pools of `fleet` with given sizes in given steps.
 
     The fleet's own counts of workers do not matter. JointRuns (several_llms_runs.py) has the same methods for
-    several LLMs, where a window belongs to one of them. `pools` say how each pool may change. Steps have the
-    edges `terms.edges_s` (T + 1,), from 0 to the last arrival; by default a step is a window of the SLO.
+    several LLMs, and each of its windows belongs to one LLM. `pools` say how each pool may change. Steps have
+    the edges `terms.edges_s` (T + 1,), from 0 to the last arrival; by default a step is a window of the SLO.
     Raises InputError for pools whose workers are interrupted by chance.
     """
 
@@ -106,7 +105,7 @@ class DayRuns:
         self.pools = [_with_equal_starts(each) for each in pools]  # The pools as they are simulated.
         self.window_edges_s = slo_edges_s(trace, slo)
         self.terms = terms or day_terms(fleet, trace, slo, pools)
-        # Limits on TTFT and E2E, whose times begin with the arrival (slo_metrics.py).
+        # `has_queue`: limits on TTFT and E2E, which count from the arrival (slo_metrics.py).
         longest_limit_s = max(
             (limit.limit_s for limit in slo.limits if limit.metric_row.has_queue), default=0.0
         )
@@ -173,7 +172,7 @@ class DayRuns:
         )
 
     def simulate_day(self, workers: Ints) -> DayRun:
-        """Simulate the whole day with these workers (T, P) ready in the steps. Results are remembered."""
+        """Simulate the whole day with these workers (T, P) ready in the steps. Results are cached."""
         key = workers.tobytes()
         if key not in self._simulated_days:
             self._simulated_days[key] = self.simulate_timetable(self.terms.edges_s[:-1], workers)
@@ -188,8 +187,10 @@ class DayRuns:
             start_s = max(float(edges_s[first]) - RUN_IN_S, 0.0)
             # `most` (T, P) has the same sizes in every step.
             times_s, sizes = np.append(start_s, times_s), np.concatenate((self.terms.most[:1], sizes))
-        part = self.simulate_slice(window, times_s, sizes)
-        return part is not None and bool(missed_windows(part.run.simulation, self.slo, part.window_s))
+        day_slice = self.simulate_slice(window, times_s, sizes)
+        if day_slice is None:  # No request arrives.
+            return False
+        return bool(missed_windows(day_slice.run.simulation, self.slo, day_slice.window_s))
 
     def simulate_slice(
         self, window: int, times_s: Floats, workers: Ints, *, begins_day: bool = False
@@ -197,11 +198,11 @@ class DayRuns:
         """Simulate the part of the day from `times_s[0]` to a little after a window.
 
         These workers (N, P) are ready from each of `times_s` (N,) on. The result is None if no request
-        arrives in this part. With `begins_day` it begins with the day, and pools keep the start-up times and
-        the most workers that they have in a whole day.
+        arrives in the slice. `begins_day` is for a slice that begins with the day: pools then have the
+        start-up times and the most workers of a whole day.
         """
         start_s, last_s = float(times_s[0]), float(self.window_edges_s[window + 1])
-        # A slice begins with cold prefix caches, which make more work, so with caches it begins with the day.
+        # A slice begins with cold prefix caches, which make more work. So with caches it begins with the day.
         if self.fleet.policies.prefix_cache and start_s > 0:
             times_s, start_s = np.append(0.0, times_s[1:]), 0.0
         arrival_s = self.trace.arrival_s
@@ -209,18 +210,18 @@ class DayRuns:
         end = int(np.searchsorted(arrival_s, last_s + self.reach_s, "right"))
         if end <= first:
             return None
-        part = self.trace.select(np.arange(first, end), arrival_s=arrival_s[first:end] - start_s)
-        # The last window includes its end; others end just before the next one begins.
+        requests = self.trace.select(np.arange(first, end), arrival_s=arrival_s[first:end] - start_s)
+        # The last window includes its end; others end just before the next window begins.
         is_last = window == self.window_count - 1
         end_s = last_s if is_last else math.nextafter(last_s, 0)
         window_s = np.array([self.window_edges_s[window], end_s]) - start_s
-        # The given sizes count ready workers, so workers start at once. Up to twice the most workers may
-        # exist, as leaving workers drain while others replace them.
+        # The given sizes are of ready workers, so workers start at once. Up to twice the most workers may
+        # exist, because removed workers drain while others replace them.
         slice_pools = [
             pool if begins_day else replace(pool, start_s=0.0, most=2 * int(most))
             for pool, most in zip(self.pools, self.terms.most[0], strict=True)
         ]
-        run = self._simulate(part, times_s - start_s, workers, slice_pools, window_s)
+        run = self._simulate(requests, times_s - start_s, workers, slice_pools, window_s)
         return DaySlice(run, window_s, end - first)
 
     def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
@@ -233,7 +234,10 @@ class DayRuns:
     def _simulate(
         self, trace: Trace, times_s: Floats, workers: Ints, pools: Sequence[ElasticPool], edges_s: Floats
     ) -> ElasticRun:
-        """Run the fleet with these sizes from each of `times_s` on; `edges_s` are those of judged windows."""
+        """Run the fleet with these sizes from each of `times_s` on; `edges_s` are the edges of judged
+        windows.
+        """
+        # A new object as key: no other task asks for this simulation.
         charge_effort(object(), (len(trace) + SLICE_WORK) * request_effort(self.fleet, trace))
         starts_s = [pool.start_s for pool in pools]
         table = Timetable(times_s.tolist(), workers.tolist(), starts_s)
@@ -253,9 +257,8 @@ class DayRuns:
 def _with_equal_starts(pool: ElasticPool) -> ElasticPool:
     """The pool with one start-up time for all workers, as the optimum needs it.
 
-    The time is that of a warm start if all workers may start warm, otherwise that of a cold start. Workers
-    that could start warm are then started earlier than needed, so the bill of the optimum is no lower than
-    possible.
+    All workers start warm if all may, otherwise all start cold. A worker that could start warm is then
+    ordered earlier than needed, so the bill is not too low.
     """
     start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
     return replace(pool, start_s=start_s, warm=0)
@@ -279,13 +282,12 @@ def day_terms(
     stock: Mapping[str, int] | None = None,
     is_paid_all_day: bool = False,
 ) -> DayTerms:
-    """The terms of the master problem for a fleet's pools, with steps of `step_s`, or else the SLO's windows.
-
-    `unit_s` (bills are in whole units of this time), `stock` and `is_paid_all_day` are those of DayTerms.
+    """The terms of the master problem for a fleet's pools. Steps last `step_s`; by default they are the SLO's
+    windows. `unit_s`, `stock` and `is_paid_all_day` are as in DayTerms.
     """
     last_s = float(trace.arrival_s[-1])
     if step_s is None:
-        # The first step also has the time before the first window, in which requests are not judged.
+        # The first step includes the time before the first window, whose requests are not judged.
         edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))
     elif not step_s > 0:
         raise InputError(f"step_s is {step_s}, must be > 0")

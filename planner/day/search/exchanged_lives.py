@@ -1,9 +1,9 @@
 """Makes a timetable cheaper by exchanging workers of one pool for workers of another.
 
-A timetable is a list of lives, stretches in which the k-th worker of pool c is ready (finer_day.py). Each
-life, the dearest pools first, is taken whole, then in halves, quarters and so on down to a window. Workers of
-another pool take its place if they cost less and all windows that the exchange touches are still kept. Parts
-that were exchanged side by side become one life. Then all lives are shortened, and the whole day is simulated
+A timetable is a list of lives: stretches in which the k-th worker of pool c is ready (finer_day.py). Lives of
+the dearest pools come first. A life is tried whole, then in halves, quarters and so on down to a window:
+workers of another pool replace it if they cost less and all windows that this touches are still kept.
+Adjacent stretches of one worker become one life. Then all lives are shortened, and the whole day is simulated
 and repaired, as in finer_day.py.
 """
 
@@ -16,7 +16,7 @@ from planner.solvers.pool_sizes import lives_within_stock
 
 # Set by hand: at most this many workers take the place of one.
 MOST_FOR_ONE = 3
-LEAST_SAVED_FRAC = 1e-9  # An exchange that saves a smaller share of the cost saves nothing but rounding.
+LEAST_SAVED_FRAC = 1e-9  # A smaller saving, as a share of the cost, is a rounding error.
 
 
 def exchanged_day(
@@ -41,7 +41,7 @@ class _Exchange:
         self.search, self.terms = search, search.runs.terms
 
     def exchanged(self, lives: Lives) -> Lives:
-        """The lives, each exchanged whole or in parts wherever that is cheaper and keeps all windows."""
+        """The lives, exchanged whole or in parts wherever that is cheaper and keeps all windows."""
         prices = self.terms.prices().tolist()
         for c, k in sorted(lives, key=lambda each: (-prices[each[0]], each[0], -each[1])):
             for life in list(lives[c, k]):
@@ -49,7 +49,7 @@ class _Exchange:
         return lives
 
     def _exchange_part(self, lives: Lives, key: tuple[int, int], part: Life) -> Lives:
-        """The lives with this part of a life exchanged, or else each of its halves where it is long."""
+        """The lives with this part of a life exchanged; if that fails, with its halves tried separately."""
         if self.search.is_over():
             return lives
         usd = self.search.usd(lives)
@@ -68,11 +68,10 @@ class _Exchange:
     def _candidates(self, lives: Lives, key: tuple[int, int], part: Life) -> list[Lives]:
         """The lives with one to MOST_FOR_ONE workers of each other pool in place of this part of a life."""
         without, (begin_s, end_s) = dict(lives), part
-        rest: list[Life] = []
+        without[key] = []
         for first_s, last_s in lives[key]:
-            pieces = (first_s, min(last_s, begin_s)), (max(first_s, end_s), last_s)
-            rest += [(a, b) for a, b in pieces if b > a]
-        without[key] = rest
+            before, after = (first_s, min(last_s, begin_s)), (max(first_s, end_s), last_s)
+            without[key] += [(from_s, to_s) for from_s, to_s in (before, after) if to_s > from_s]
         candidates: list[Lives] = []
         for c in range(len(self.terms.pools)):
             added = without
@@ -87,7 +86,7 @@ class _Exchange:
         return candidates
 
     def _one_more(self, lives: Lives, c: int, part: Life) -> Lives | None:
-        """The lives with one worker more of a pool in this part of the day; None if it has the most."""
+        """The lives with one worker more of pool `c` in this part of the day; None if it has the most."""
         pool, (begin_s, end_s) = self.terms.pools[c], part
         for k in range(pool.least + 1, pool.most + 1):
             own = lives.get((c, k), [])

@@ -1,19 +1,19 @@
 """A cheaper timetable than the optimum on a grid (day/search/day_optimum.py): sizes change at any moment.
 
-A timetable is a list of lives for each (pool c, k): stretches in which the pool's k-th worker is ready.
-The search begins with the lives in the bound's master solution (any_moment_bound.py) and has two steps:
+A timetable is a list of lives for each (pool c, k): stretches in which the pool's k-th worker is ready. The
+search begins with the lives in the bound's master solution (any_moment_bound.py) and has two steps:
 
     repair    While a window fails, a life begins earlier, ends later or is added: whichever change saves the
               most late requests per USD.
-    shorten   Every life is dropped, shortened or parted by a pause, as far as all windows that this touches
-              still hold. Workers with the highest k come first, as they are needed the least.
+    shorten   Every life is dropped, shortened or interrupted by a pause, as far as all windows that this
+              touches still hold. Workers with the highest k come first, because they are needed the least.
 
-Whether a window holds is simulated on a slice of the day that begins one window earlier, or with a day of
-FEW_WINDOWS (day/search/day_runs.py). The resulting timetable is simulated as a whole day. Windows that it
-misses there, because of a queue from further back, are repaired in the whole day: the first of them gets the
-cheapest change with which the day misses fewer windows. A timetable is only used if it then keeps every
-window. If the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same
-way; on a day of FEW_WINDOWS always, and the cheaper one is used.
+A window is judged on a slice of the day (day/search/day_runs.py) that begins one window earlier; on days of
+at most FEW_WINDOWS it begins with the day. The resulting timetable is simulated as a whole day. Windows that
+it misses there, because of a queue from further back, are repaired in the whole day: the first missed window
+gets the cheapest change with which the day misses fewer windows. A timetable is used only if it then keeps
+every window. If the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the
+same way. On days of at most FEW_WINDOWS both are tried, and the cheaper timetable is used.
 """
 
 import math
@@ -35,38 +35,38 @@ Ints = npt.NDArray[np.int64]
 Life = tuple[float, float]
 """A stretch of the day [s], from its beginning to its end, in which a worker is ready."""
 Lives = dict[tuple[int, int], list[Life]]
-"""The lives of each worker (pool c, k), where k counts the workers of the pool from 1 on. Workers up to the
-pool's least are ready all day and have none.
+"""The lives of each worker (pool c, k), where k counts the pool's workers from 1 on. Workers up to the pool's
+least are ready all day and have no lives here.
 """
 
-# A queue may last through a day of so few windows: they are simulated from the day's beginning, and a change
-# may affect all later ones.
+# In a day of so few windows a queue may last all day: windows are simulated from the day's beginning, and a
+# change may affect all later windows.
 FEW_WINDOWS = 6
 # The constants were set by hand. GROW_FRAC to LASTS_FRAC are shares of the length of a window.
-GROW_FRAC = 1 / 30  # A repair lengthens a life by this, as often as GROWTHS say.
+GROW_FRAC = 1 / 30  # A repair lengthens a life by this, times one of GROWTHS.
 GROWTHS = (1, 3)
-DAY_GROWTHS, DAY_RUN_IN_FRAC = (1, 3, 9, 27), 1.0  # In the whole day, of lives from a window before, too.
+# Repairs in the whole day use DAY_GROWTHS, and also change lives up to DAY_RUN_IN_FRAC before the window.
+DAY_GROWTHS, DAY_RUN_IN_FRAC = (1, 3, 9, 27), 1.0
 NEW_LIFE_FRAC = 1 / 10  # A new life is this long. Pauses are tried at moments this far apart.
 EXACT_FRAC = 1 / 120  # Lives are shortened to this precision.
-# With more windows than FEW_WINDOWS, a change affects those that begin up to this long after it.
+# With more windows than FEW_WINDOWS, a change affects windows that begin up to this long after it.
 LASTS_FRAC = 1 / 4
 MOST_REPAIRS = 100  # The most changes to keep one window; a window that needs more stays missed.
-# The most repairs in the whole day. Few are needed, as most windows were repaired in their slices before.
+# The most repairs in the whole day. Few are needed, because most windows were repaired in their slices.
 MOST_DAY_REPAIRS = 12
-DAY_REPAIRS_FRAC = 0.2  # This share of the work is kept for them.
+DAY_REPAIRS_FRAC = 0.2  # This share of the work is reserved for repairs in the whole day.
 MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
 # The most work for each of the two timetables (the bound's and the grid's): requests simulated, plus
 # SLICE_WORK per slice. It takes 15 s or less on an idle core. Days of few windows get less.
 MOST_WORK = 25_000_000
 MOST_SLICES_PER_WINDOW = 300
-SAFE_EXCESS = -0.02  # A window with this `excess` is safe: a repair that makes it smaller gains no more.
+SAFE_EXCESS = -0.02  # A window with this `excess` is safe: repairs gain nothing by lowering it further.
 LEAST_LATE_FRAC = 1e-3  # `excess` divides by the share of requests that may be late, or by this if that is 0.
 LEAST_SAVED_FRAC = 1e-6  # A round of shortening that saves a smaller share of the cost is the last one.
 PROGRESS_STEP_FRAC = 0.05  # `progress` gets a line each time that this share of the work is used up.
-# Excesses and costs [USD] that differ by less differ by rounding.
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # Excesses and costs [USD] that differ by less are equal up to rounding.
 ROUNDED_S = 1e-6  # The times of a timetable are rounded to this.
-LEAST_SAVED_EXCESS = 1e-12  # A change that saves no more of the excess saves only a rounding error.
+LEAST_SAVED_EXCESS = 1e-12  # A change that lowers the excess by less lowers it by a rounding error.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +86,7 @@ def finer_day(
     progress: Callable[[str], None] = lambda _: None,
     deadline: float = math.inf,
 ) -> FinerDay | None:
-    """A timetable that keeps every window and is cheaper than the grid's; the bound's timetable comes first.
+    """A timetable that keeps every window and is cheaper than the grid's sizes; the bound's is tried first.
 
     `grid` are the sizes (T, P) on the grid, whose day costs `grid_usd`. None if there is no such timetable.
     From `deadline` on the search's clock (work_clock.py) timetables are not changed any more.
@@ -123,7 +123,7 @@ class LifeSearch:
         self.most_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
         self.work_left = self.most_work
         self.progress, self.reported_frac = progress, 0.0
-        # The `excess` of each window, by the times and workers of its slice: many slices come again.
+        # A cache of `excess` by window, times and workers of the slice: many slices recur.
         self._excesses: dict[tuple[int, bytes, bytes], float] = {}
 
     def use_work(self, work: int) -> None:
@@ -137,13 +137,13 @@ class LifeSearch:
                 f"{100 * used_frac:.0f} % of the work that they may take"
             )
 
-    def is_over(self, kept_frac: float = 0.0) -> bool:
-        """Whether the work but for `kept_frac` of it is used up, or the deadline has passed."""
-        return self.work_left < kept_frac * self.most_work or is_over(self.deadline)
+    def is_over(self, reserved_frac: float = 0.0) -> bool:
+        """Whether the work is used up except for `reserved_frac`, or the deadline has passed."""
+        return self.work_left < reserved_frac * self.most_work or is_over(self.deadline)
 
     def lives_of_sizes(self, edges_s: Sequence[float], workers: Ints) -> Lives:
-        """The lives of the workers (T, P) in steps with these edges (T + 1,) beyond each pool's least, which
-        are ready all day.
+        """The lives of the workers (T, P) in steps with these edges (T + 1,), without each pool's least,
+        which are ready all day.
         """
         lives = Lives()
         for c, pool in enumerate(self.runs.terms.pools):
@@ -153,10 +153,10 @@ class LifeSearch:
         return self.joined(lives)
 
     def joined(self, lives: Lives) -> Lives:
-        """The lives in order, without those of no length.
+        """The lives in order, without empty ones.
 
-        Two with no more than a start-up between them are made one, and one that begins within the first
-        start-up begins at zero: neither costs more, because a worker is paid from its order on.
+        Two lives with no more than a start-up between them become one, and a life that begins within the
+        first start-up begins at zero: neither costs more, because a worker is paid from its order on.
         """
         joined = Lives()
         for (c, k), own in lives.items():
@@ -172,7 +172,7 @@ class LifeSearch:
         return joined
 
     def usd(self, lives: Lives) -> float:
-        """The cost of the lives [USD] without draining and, by the second, without idle GPUs of nodes."""
+        """The cost of the lives [USD], without draining. Billing by the second also leaves out idle GPUs."""
         if self.runs.terms.is_by_unit:
             return billed_usd(self.runs.terms, self._paid_lives(lives))
         prices, total_usd = self.runs.terms.prices().tolist(), 0.0
@@ -183,7 +183,7 @@ class LifeSearch:
         return total_usd
 
     def _paid_lives(self, lives: Lives) -> Iterator[tuple[int, float, float]]:
-        """(pool, from, to) [s] of workers that are paid, if the last that was started is given up first."""
+        """(pool, from, to) [s] of paid workers, if the worker that started last is given up first."""
         for c, pool in enumerate(self.runs.terms.pools):
             yield from [(c, 0.0, self.last_s)] * pool.least
         times_s, workers = self.timetable(lives)
@@ -193,10 +193,10 @@ class LifeSearch:
                 yield c, max(begin_s - self.runs.terms.pools[c].start_s, 0.0), end_s
 
     def timetable(self, lives: Lives) -> tuple[Floats, Ints]:
-        """Times (N,), the first 0, and the sizes (N, P) from each on.
+        """Times (N,), the first of which is 0, and the sizes (N, P) from each time on.
 
-        Times are whole microseconds: a slice has a clock of its own, on which moments that differ by a
-        rounding error fall together, and a timetable refuses equal times.
+        Times are whole microseconds: on a slice's own clock, moments that differ by a rounding error become
+        equal, and a timetable refuses equal times.
         """
         lives = {
             key: [(round(begin_s, 6), round(end_s, 6)) for begin_s, end_s in own]
@@ -241,10 +241,10 @@ class LifeSearch:
         return finer if day.holds and day.fits and day.usd < most_usd else None
 
     def excess(self, lives: Lives, window: int) -> float:
-        """How far a window is from holding: the late requests beyond those that may be late, relative to
-        those that may be late.
+        """How far a window is from holding; below 0 if it holds.
 
-        Of several lines of the SLO the largest excess counts. It is below 0 if the window holds.
+        For a line of the SLO this is (late requests - requests that may be late) / requests that may be late.
+        Of several lines the largest excess counts.
         """
         # The slice begins earlier, so that the window has the queue that it would have in the day.
         runs, from_s = self.runs, max(self.window_edges_s[window] - self.run_in_s, 0.0)
@@ -266,26 +266,26 @@ class LifeSearch:
     def _simulated_excess(self, window: int, times_s: Floats, workers: Ints) -> float:
         """The `excess` of a window in the slice with these workers (N, P) from each of `times_s` (N,) on."""
         runs = self.runs
-        part = runs.simulate_slice(window, times_s, workers, begins_day=times_s[0] == 0)
-        if part is None:  # No request arrives, so none is late.
+        day_slice = runs.simulate_slice(window, times_s, workers, begins_day=times_s[0] == 0)
+        if day_slice is None:  # No request arrives, so none is late.
             return -1.0
-        self.use_work(part.requests + SLICE_WORK)
+        self.use_work(day_slice.requests + SLICE_WORK)
         verdicts = [
-            (in_windows(part.run.simulation, k, part.window_s)[0], limit.percentile_frac)
+            (in_windows(day_slice.run.simulation, k, day_slice.window_s)[0], limit.percentile_frac)
             for k, limit in enumerate(runs.slo.limits)
         ]
         if (attained_frac := runs.slo.attainment_frac) is not None:
-            attained = attained_in_windows(part.run.simulation, runs.slo, part.window_s)[0]
+            attained = attained_in_windows(day_slice.run.simulation, runs.slo, day_slice.window_s)[0]
             verdicts.append((attained, attained_frac))
         excess = -1.0
         for verdict, needed_frac in verdicts:
             above = (needed_frac - verdict.kept_frac) / max(1 - needed_frac, LEAST_LATE_FRAC)
-            # Shares of few requests are rounded, so the verdict decides on which side of 0 the excess is.
+            # Percentiles of few requests are rounded, so the verdict, not `above`, decides the sign.
             excess = max(excess, min(above, -ROUNDING) if verdict.holds else max(above, ROUNDING))
         return excess
 
     def repaired(self, lives: Lives) -> Lives:
-        """The lives, made longer and more until every window holds in its slice."""
+        """The lives, longer and with more workers until every window holds in its slice."""
         lives = self.joined(lives)
         for window in range(len(self.window_edges_s) - 1):
             for _ in range(MOST_REPAIRS):
@@ -298,17 +298,18 @@ class LifeSearch:
                     saved_per_usd = saved / max(self.usd(changed) - usd, ROUNDING)
                     if saved > LEAST_SAVED_EXCESS and saved_per_usd > best_gain:
                         best, best_gain = changed, saved_per_usd
-                # Where no single change helps, every pool gets a worker more.
+                # If no single change helps, every pool gets one more worker.
                 lives = best or self._one_worker_more(lives, window)
         return lives
 
     def _with_longer_lives(
         self, lives: Lives, window: int, growths: Sequence[int] = GROWTHS, more_s: float = 0.0
     ) -> Iterator[Lives]:
-        """The lives with one change near a window: one begins earlier, one ends later, or one is new.
+        """The lives with one change near a window: a life begins earlier, a life ends later, or a life is
+        new.
 
-        Near is from twice the length of a new life, and `more_s`, before the window to once that length after
-        it. A life grows by `growths` times GROW_FRAC.
+        "Near" reaches from twice the length of a new life, plus `more_s`, before the window to once that
+        length after it. A life grows by GROW_FRAC times each of `growths`.
         """
         start_s, end_s = self.window_edges_s[window : window + 2]
         grow_s, new_s = GROW_FRAC * self.window_s, NEW_LIFE_FRAC * self.window_s
@@ -349,7 +350,7 @@ class LifeSearch:
 
     def holds(self, lives: Lives, from_s: float, to_s: float) -> bool:
         """Whether all windows hold that a change between these times may affect; False once the work is used
-        up, but for that of the repairs in the whole day.
+        up, except for that reserved for repairs in the whole day.
         """
         if self.is_over(DAY_REPAIRS_FRAC):
             return False
@@ -362,7 +363,7 @@ class LifeSearch:
         return all(self.excess(lives, v) < 0 for v in touched)
 
     def shortened(self, lives: Lives) -> Lives:
-        """Lives that are shorter, parted by a pause or dropped, wherever all windows hold as before."""
+        """The lives, shortened, interrupted by a pause or dropped wherever all windows still hold."""
         lives = self.joined(lives)
         for _ in range(MOST_ROUNDS):
             before_usd = self.usd(lives)
@@ -371,7 +372,7 @@ class LifeSearch:
                 while i < len(lives[key]):
                     begin_s, end_s = lives[key][i]
                     if self.holds(without := self.replace_life(lives, key, i, []), begin_s, end_s):
-                        lives = without  # The next life has now the number i.
+                        lives = without  # Now the next life has number i.
                         continue
                     for is_end in (True, False):
                         lives = self._with_shorter_life(lives, key, i, is_end=is_end)
@@ -382,11 +383,10 @@ class LifeSearch:
         return lives
 
     def _with_shorter_life(self, lives: Lives, key: tuple[int, int], i: int, *, is_end: bool) -> Lives:
-        """The lives with life `i` ending as early, or else beginning as late, as windows allow.
+        """The lives with life `i` ending as early (or else beginning as late) as windows allow.
 
-        The life is cut by `low_s`, with which windows hold, and not by `high_s` or more. The step from one
-        cut to the next doubles while windows hold. Once one fails, each cut is halfway between `low_s` and
-        `high_s`.
+        Windows hold if the life is shortened by `low_s`, and `high_s` is too much. The stride to the next cut
+        doubles while windows hold. After the first failure, cuts bisect the interval.
         """
         begin_s, end_s = lives[key][i]
         if not is_end and begin_s <= 0:
@@ -406,16 +406,16 @@ class LifeSearch:
         return best
 
     def _with_pause(self, lives: Lives, key: tuple[int, int], i: int) -> Lives:
-        """The lives with a pause in life `i`, if windows hold with it.
+        """The lives with a pause in life `i`, if windows then still hold.
 
-        The pause is a little longer than a start-up, as a worker that starts again is paid from its order on.
+        The pause is a little longer than a start-up: a worker that starts again is paid from its order on, so
+        a shorter pause saves nothing.
         """
         begin_s, end_s = lives[key][i]
         step_s = NEW_LIFE_FRAC * self.window_s
         pause_s, whole_usd = self.runs.terms.pools[key[0]].start_s + step_s / 2, self.usd(lives)
         for at_s in np.arange(begin_s + step_s / 2, end_s - pause_s, step_s).tolist():
-            parts = [(begin_s, at_s), (at_s + pause_s, end_s)]
-            parted = self.replace_life(lives, key, i, parts)
-            if self.usd(parted) < whole_usd and self.holds(parted, at_s, at_s + pause_s):
-                return parted
+            paused = self.replace_life(lives, key, i, [(begin_s, at_s), (at_s + pause_s, end_s)])
+            if self.usd(paused) < whole_usd and self.holds(paused, at_s, at_s + pause_s):
+                return paused
         return lives

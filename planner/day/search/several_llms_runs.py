@@ -21,8 +21,8 @@ from planner.solvers.pool_sizes import DayTerms, billed_usd, lives_within_stock
 from planner.units import HOUR_S
 
 Ints = npt.NDArray[np.int64]
-# The day ends with the shortest traffic of an LLM. The longest may last longer by one step, or by this share
-# of its own length.
+# The day ends with the shortest traffic of an LLM. The longest traffic may last longer by one step, or by
+# this share of its own length.
 MOST_EARLIER_FRAC = 0.05
 _EDGE_DECIMALS = 6  # Edges of windows [s] that are the same after rounding to these decimals are one edge.
 
@@ -110,8 +110,8 @@ class JointRuns:
 
         Each LLM's work is done by its own workers, so the bounds of the LLMs add up. The nodes of the least
         workers of all pools are paid in any case. Where the most GPUs in use are paid all day, the bill is at
-        least what the busiest window costs per second, for the whole day. The bounds for single stretches of
-        the day are not known for the sum, so the result has no stretches.
+        least the cost per second of the busiest window, for the whole day. The LLMs' bounds for single
+        stretches of the day do not add up, so the result has no stretches.
         """
         each_llm = [runs.least_paid(shares_nodes=True) for runs in self.llm_runs]
         least_usd_per_h = paid_usd_per_h(
@@ -150,7 +150,7 @@ class JointRuns:
         missed = [first + own_window for first, day in numbered_days for own_window in day.missed]
         return DayRun(
             workers,
-            run=llm_days[0].run,  # By the definition of DayRun; `parts` has those of all LLMs.
+            run=llm_days[0].run,  # As DayRun defines it; `parts` has the runs of all LLMs.
             usd=billed_usd(self.terms, lives),
             missed=tuple(missed),
             holds=all(day.holds for day in llm_days),
@@ -159,9 +159,7 @@ class JointRuns:
         )
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
-        """Whether the window is missed if its LLM's pools have their most workers before step `first`, and
-        from there on their columns of `workers` (T, P), as in `DayRuns`.
-        """
+        """Whether the window is missed with its LLM's columns of `workers` (T, P), as in `DayRuns`."""
         llm, own_window = self._llm_and_window[window]
         columns = self.columns[llm]
         own_workers = np.ascontiguousarray(workers[:, columns.start : columns.stop])
@@ -169,8 +167,8 @@ class JointRuns:
 
 
 def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
-    """The most USD per second that must be paid in any window of one LLM; or in any window that all LLMs
-    have, for all of them. 0 if there are no windows.
+    """The most USD per second that must be paid in a window: for one LLM, or for all LLMs together in a
+    window that all have. 0 if there are no windows.
     """
     # For each LLM the USD per second of each window, by its edges.
     llm_rates: list[dict[tuple[float, float], float]] = [

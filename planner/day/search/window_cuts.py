@@ -1,15 +1,15 @@
 """Finds for each window of a day by itself which sizes of all its pools are too small.
 
-Where pools can take each other's place, as pools of several worker types can, no pool alone has a least size:
-a window is kept with many workers of one or of the other. So the search (day/search/day_optimum.py) begins
-with cuts of whole windows. For each window
+Where pools can replace each other, as pools of several worker types can, no pool alone has a least size: a
+window is kept with many workers of either pool. So the search (day/search/day_optimum.py) begins with cuts of
+whole windows. For each window
 
     1  take the cheapest sizes within the stock that none of the window's cuts forbids
-    2  stop if the window holds with them, and with the most workers in all other steps
-    3  otherwise raise one size after the other as far as the window still fails: these sizes are a cut
+    2  stop if the window holds with these sizes, and with the most workers in all other steps
+    3  otherwise raise one size after the other as far as the window still fails: the raised sizes are a cut
 
-Each cut rests on MORE (day/search/day_optimum.py): more workers, or less work left from before, never hurt.
-With several worker types more may hurt, so a cut is tried with each pool at its first and at its raised size.
+Each cut rests on MORE (day/search/day_optimum.py): more workers, or less earlier work, never hurt. With
+several worker types more may hurt, so a cut is tried with each pool at its first and at its raised size.
 """
 
 import itertools
@@ -35,7 +35,7 @@ def window_cuts(runs: DayRuns, deadline: float) -> list[Cut]:
     cuts: list[Cut] = []
     for window in range(runs.window_count) if len(sizes) else ():
         is_allowed = np.ones(len(sizes), bool)
-        for number in range(MOST_CUTS):  # Odd ones raise the last pool first: the first can be raised most.
+        for number in range(MOST_CUTS):  # Odd cuts raise the pools in reverse: the first can be raised most.
             if is_over(deadline):
                 return cuts
             if not is_allowed.any():
@@ -51,7 +51,7 @@ def window_cuts(runs: DayRuns, deadline: float) -> list[Cut]:
 
 
 def sizes_by_price(terms: DayTerms) -> Ints:
-    """All combinations (N, P) of allowed sizes within the stock, the cheapest first; none if too many."""
+    """All combinations (N, P) of allowed sizes within the stock, the cheapest first; empty if too many."""
     ranges = [range(pool.least, pool.most + 1) for pool in terms.pools]
     if math.prod(len(each) for each in ranges) > MOST_COMBINATIONS:
         return np.zeros((0, len(ranges)), np.int64)
@@ -70,10 +70,10 @@ def _misses(runs: DayRuns, window: int, sizes: Ints) -> bool:
 def _largest_that_fail(runs: DayRuns, window: int, sizes: Ints, *, is_reversed: bool) -> Ints:
     """Sizes (P,) that fail, raised one after the other as far as the window is still missed.
 
-    It must be missed with each pool at its raised or its first size, in every combination, because slower
-    workers of another type may hurt: faster ones alone may keep a window that both together miss.
+    The window must be missed with every combination of first and raised sizes, because slow workers may hurt:
+    fast workers alone may keep a window that both together miss.
     """
-    corners = [sizes]  # The combinations that are known to fail.
+    corners = [sizes]  # Combinations of first and raised sizes, which all fail.
     for c in sorted(range(len(sizes)), reverse=is_reversed):
         size, most = int(sizes[c]), runs.terms.pools[c].most
 
@@ -89,7 +89,7 @@ def _largest_that_fail(runs: DayRuns, window: int, sizes: Ints, *, is_reversed: 
 
 
 def _with_size(corners: list[Ints], c: int, size: int) -> list[Ints]:
-    """The corners (P,) with `size` in pool `c`, the largest corner first, as it is the likeliest to hold."""
+    """The corners (P,) with `size` in pool `c`, the largest corner first, which is the likeliest to hold."""
     changed = [each.copy() for each in reversed(corners)]
     for each in changed:
         each[c] = size
