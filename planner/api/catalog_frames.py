@@ -1,5 +1,5 @@
 """The function `catalog` of `import fleetplan`: GPUs, LLMs, presets of SLOs, tasks and engines as DataFrames.
-The names of columns end in their units.
+Names of columns end in the unit.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _PLAIN = (str, int, float, bool)  # Types of values that a cell can hold.
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CatalogFrames:
-    """The tables of a catalog. Those of GPUs, LLMs, SLOs and tasks are indexed by name.
+    """The tables of a catalog; all but `engines` are indexed by name.
 
     `read` is the catalog as it was read; other functions of this package take it as `catalog`.
     """
@@ -77,7 +77,7 @@ class CatalogFrames:
             name: _plain_fields(row) | (_plain_fields(provenance[name]) if name in provenance else {})
             for name, row in rows.items()
         }
-        # The name is the index; a table without rows has no column of it.
+        # The name is the index already; a table without rows has no column `name`.
         frame = pd.DataFrame.from_dict(table, orient="index").drop(columns="name", errors="ignore")
         return frame.rename_axis("name")
 

@@ -1,8 +1,8 @@
-"""Reads the arguments of the public functions: each is a path, what a file says, or what was read from it.
+"""Reads the arguments of the public functions: paths, the contents of files, or objects read before.
 
-A trace is a file, a pandas DataFrame with the columns of one, or a Trace. A fleet is a file, the folder of a
+A trace is a file, a pandas DataFrame with the same columns, or a Trace. A fleet is a file, the folder of a
 plan, keys and values, or a Fleet. An SLO is a whole question (slo.yaml), its section `slo`, or an Slo.
-Imports within functions spare pandas where no table is read, and avoid a circle with results.py.
+Imports within functions spare pandas where no table is read, and avoid an import cycle with results.py.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ def read_trace(
 ) -> Trace:
     """The requests of a file or of a table, checked.
 
-    Times of a clock in whole seconds stay as they are; callers that have a seed spread them within the second
-    (traffic.trace.spread_stamps). `log_options` say which column of a log is what, where the file does not
-    (docs/traces.md).
+    Times in whole seconds stay as they are; callers that have a seed spread them within the second
+    (traffic.trace.spread_stamps). `log_options` name the columns of a log (docs/traces.md).
 
     Requests without tokens are left out. If they are more than 20 % of the trace, that is an error, unless
     `drop_invalid`.
@@ -71,14 +70,14 @@ def read_trace(
 
 
 def checked_seed(seed: object) -> int:
-    """The seed as a plain int, also where it is one of numpy's; InputError for what is none."""
+    """The seed as a plain int; it may be an integer of numpy. Raises InputError for anything else."""
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) <= MOST_SEED:
         raise refused_value("seed", f"expected a whole number, 0 to {MOST_SEED}", seed)
     return int(seed)
 
 
 def checked_time_limit(seconds: object) -> float:
-    """A time limit in s, which may be infinite; InputError for what is none."""
+    """A time limit in s, which may be infinite. Raises InputError for anything else."""
     if isinstance(seconds, bool) or not isinstance(seconds, Real) or not float(seconds) > 0:
         raise refused_value("time_limit_s", "expected seconds, more than 0", seconds)
     return float(seconds)
@@ -118,9 +117,9 @@ def requests_of(
 def requests_and_rate(
     trace: TraceLike | None, rate_request: RateRequest, *, is_rate_given: bool, seed: int
 ) -> tuple[Trace, RateRequest]:
-    """The requests as from `requests_of`, and the rate and window that are to be taken of them.
+    """The requests (`requests_of`), and the rate and window to which they are to be brought.
 
-    `is_rate_given`: rate or window were arguments of the call, not keys of the question. Then they are of
+    `is_rate_given`: rate or window were arguments of the call, not keys of the question. Then they apply to
     `trace`, and a recorded trace replaces the traffic that the question describes.
     """
     is_recorded = trace is not None and not (isinstance(trace, Trace) and trace.drawn_from is not None)
@@ -163,21 +162,21 @@ def read_fleet(
 
 
 def fleet_file_doubts(
-    fleet: str | Path, of_file: Fleet, *, slo: SloLike = None, catalog: CatalogLike = None
+    fleet: str | Path, parsed: Fleet, *, slo: SloLike = None, catalog: CatalogLike = None
 ) -> list[str]:
-    """Sentences on what is doubtful in the file, or the folder of a plan, from which `of_file` was read: by
-    itself, and beside the question in `slo`, if `slo` is a question.
+    """Sentences on what is doubtful in a fleet's file, or a plan's folder, from which `parsed` was read: by
+    itself, and compared with the question in `slo`, if there is one.
     """
     file = plan_file(fleet)
-    doubt = fleets.changed_plan_doubt(read_yaml(file), file, of_file)
+    doubt = fleets.changed_plan_doubt(read_yaml(file), file, parsed)
     doubts = [doubt] if doubt else []
     if slo is None:
         return doubts
     catalog_rows = read_catalog(catalog)
     if (question := question_of_one_llm(slo, catalog_rows)) is not None:
         question_llm = catalog_rows.served_llm(question.task().llm).name
-        if question_llm != of_file.llm.name:
-            doubts.append(f"{file}: serves {of_file.llm.name}, and the question is of {question_llm}")
+        if question_llm != parsed.llm.name:
+            doubts.append(f"{file}: serves {parsed.llm.name}, and the question is of {question_llm}")
     return doubts
 
 
@@ -198,8 +197,8 @@ def _complete_from_question(fleet: KeysAndValues, slo: SloLike, catalog: Catalog
 
 
 def check_file(path: str | Path, catalog: CatalogLike = None) -> list[str]:
-    """Read slo.yaml, fleet.yaml or plan.yaml as the commands do, and plan nothing: what is doubtful in it, of
-    several LLMs with the names of those that it is about.
+    """Sentences on what is doubtful in a slo.yaml, fleet.yaml or plan.yaml; with several LLMs each sentence
+    names its LLMs. Nothing is planned.
 
     Raises InputError for what a command would refuse.
     """
@@ -252,10 +251,10 @@ def name_of_file(path: Path) -> str:
 def limits_and_rate(
     slo: SloLike, catalog: Catalog, *, traffic: TrafficLike = None, command: str
 ) -> tuple[Slo | None, RateRequest]:
-    """The limits, and the rate and window of the traffic: of `traffic`, else of a whole question.
+    """The limits, and the rate and window of the traffic: from `traffic`, else from a whole question.
 
-    Raises InputError, in which `command` is named, if the limits are relative, because only a plan can have
-    those, or if the question looks for the rate and `traffic` gives none.
+    Raises InputError, which names `command`, if the limits are relative (only a plan can resolve these), or
+    if the question looks for the rate and `traffic` gives none.
     """
     rate_request = None if traffic is None else traffic_of(traffic)
     if slo is None or isinstance(slo, Slo):
@@ -269,7 +268,7 @@ def limits_and_rate(
             f"{question.path}: `{command}` needs limits in seconds, found the relative preset "
             f"{task.preset!r}; a plan.yaml made with it has them, under slo:"
         )
-    # `goodput` looks for a rate of its own, from whatever traffic it gets.
+    # The command `goodput` looks for a rate by itself, so it needs none.
     is_rate_sought = task.described is not None and task.described.has_usual_duration
     if is_rate_sought and rate_request is None and command != "goodput":
         raise InputError(
@@ -282,7 +281,7 @@ def limits_and_rate(
 
 
 def planned_slo_and_trace(fleet: FleetLike, catalog: Catalog) -> tuple[Slo, Trace] | None:
-    """The SLO and the requests that a plan, or the plan in a folder, was made for; None of another fleet."""
+    """The SLO and the requests of a plan, or of the plan in a folder; None if `fleet` is no plan."""
     from planner.api.results import PlanResult
     from planner.documents.plan_folder import read_written
 
@@ -321,7 +320,7 @@ def traffic_of(traffic: RateRequest | KeysAndValues) -> RateRequest:
     rate = traffic.get("rate")
     rate_rps = None if rate is None else parse_quantity(rate, "rps", where="traffic: rate")
     log_options = parse_log_options(Section.from_document(traffic, "traffic"))
-    part = traffic.get("window") or "whole"
+    window = traffic.get("window") or "whole"
     return RateRequest(
-        rate_rps, checked_scale(traffic.get("scale", "superpose")), part, log_options=log_options
+        rate_rps, checked_scale(traffic.get("scale", "superpose")), window, log_options=log_options
     )

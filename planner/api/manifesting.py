@@ -26,8 +26,8 @@ from planner.units import count_text
 class ManifestsResult(Result):
     """The files that deploy `fleet` on `target`, which is the name of a target, or "all".
 
-    `rendered` has the files, the targets that were refused with the reasons, and notes for whoever applies
-    the files. `doubts` say what in the plan.yaml may not be true any more.
+    `rendered` has the files, the refused targets with the reasons, and notes for whoever applies the files.
+    `doubts` are sentences on what in the plan.yaml may not be true any more.
     """
 
     fleet: Fleet
@@ -49,7 +49,7 @@ class ManifestsResult(Result):
         return [*self.doubts, *refused, *self.rendered.warnings.values(), *notes]
 
     def to_dict(self) -> dict[str, Any]:
-        """What `plan manifests --json` prints, but for the folder to which that writes."""
+        """What `plan manifests --json` prints, without the folder."""
         rendered = self.rendered
         return {
             "files": list(rendered.files),
@@ -86,9 +86,8 @@ def manifests(
     """The files that deploy a plan, for one target or for all that can express it.
 
     `plan` is the result of `fleetplan.plan`, or a fleet, a fleet.yaml, a plan.yaml or its folder. A
-    fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. If somebody has
-    changed the workers in a plan.yaml, what it says of routers is left out, because that was simulated with
-    other workers.
+    fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. If the workers
+    in a plan.yaml were changed, its results for routers are ignored: they were simulated with other workers.
 
     Raises InputError for an unknown target, for one that cannot express the plan, and if `max_model_len` is
     missing or below 1.
@@ -112,8 +111,8 @@ def manifests(
 
 
 def _document_of(plan: FleetLike) -> tuple[KeysAndValues, Path]:
-    """What a plan.yaml or fleet.yaml says, and its path, which begins error messages. Without a file the path
-    is the word "fleet", and a fleet that is an object has an empty document.
+    """The document of a plan.yaml or fleet.yaml, and its path for error messages. Without a file the path is
+    the word "fleet", and a fleet that is an object has an empty document.
     """
     if isinstance(plan, str | Path):
         file = plan_file(plan)

@@ -1,9 +1,9 @@
 """The tools that clients may call over MCP (Model Context Protocol): functions of `fleetplan` that take files
 or objects and return plain values.
 
-The docstrings of public functions are what a client reads. Every tool returns what its command prints with
---json, and the answer in sentences; `plan` leaves out the lists that only a reader of the certificate needs.
-If no fleet keeps the SLO, the tool returns that as an answer. Bad input raises InputError, with one line.
+Clients read the docstrings of the public functions. Every tool returns the object that its command prints
+with --json, and the answer in sentences; `plan` leaves out long lists (DETAILS). If no fleet keeps the SLO,
+the tool returns that as its answer. Bad input raises InputError, with one line.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def simulate(
     file, or the folder of a plan. slo: limits ({"ttft": {"p90": "2 s"}}), or a question or its file, whose
     traffic counts where there is no trace. rate: requests/s to which the trace is scaled.
     """
-    rate_key: simulating.TrafficPart = {} if rate is None else {"rate": rate}
+    rate_key: simulating.TrafficKeys = {} if rate is None else {"rate": rate}
     result = simulating.simulate(fleet, trace, slo, seed=seed, **rate_key)
     return _in_words(result) | result.to_dict()
 
@@ -133,7 +133,7 @@ def catalog(table: str = "gpus", like: str = "") -> list[Document]:
     if table not in tables:
         raise InputError(f"table: expected one of {', '.join(tables)}, found {table[:60]!r}")
     frame = tables[table].reset_index()
-    # A row's name is in its first column, except that an engine's row does not begin with the engine's name.
+    # Names are in the first column, for engines in the column `engine`.
     names = frame.iloc[:, 0 if table != "engines" else list(frame.columns).index("engine")].astype(str)
     chosen = frame[names.str.contains(like, case=False, regex=False)].head(MOST_ROWS)
     if chosen.empty:
@@ -153,7 +153,7 @@ def _in_words(result: Result) -> Document:
 
 
 def _answer_of(document: Document, *, details: bool) -> Document:
-    """The answer of `plan`; unless `details` is set, a copy without the keys of the two lists above."""
+    """The answer of `plan`; unless `details` is set, without the keys in the two tuples DETAILS..."""
     if details:
         return document
     short = {key: value for key, value in document.items() if key not in DETAILS}

@@ -108,7 +108,7 @@ def plan(
 
 
 def _say_classes_not_compared(shared_plan: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
-    """The plans of several LLMs, each noting that no separate fleets were planned for its SLO classes."""
+    """The plans of several LLMs, each noting that no separate fleets for its classes were planned."""
     why = "of one LLM among several"  # The report puts this after the words "separate fleets" (`NotShared`).
     plans = {
         part.name: say_not_compared(shared_plan.plans[part.name], part.task, part.trace, why)
@@ -126,10 +126,10 @@ def answer_question(
     watch: Watch = report_nothing,
     on_paper: OnPaper = report_nothing,
 ) -> PlanResult:
-    """The plan for `question` on the trace of `study`, with one for each deployment target if it asks so.
+    """The plan for `question` on the trace of `study`; if the question asks so, with a plan for each target.
 
-    `watch` is called with each fleet that is the best so far, `on_paper` with the cheapest fleet on paper,
-    before the search for a fleet that holds in production.
+    `watch` is called with each new best fleet, `on_paper` with the cheapest fleet on paper, before the search
+    for a fleet for production.
     """
     task = question.task()
     if is_too_long(task, study.trace, study.work_limit_s):
@@ -140,33 +140,33 @@ def answer_question(
         answer = explain_plan(answer, study, task) if explain else answer
     if task.plans_each_target:
 
-        def planned_for(target: str) -> Plan:
+        def plan_target(target: str) -> Plan:
             study.progress(f"a plan for {target}")
             alone = question.replace({"deploy": {"target": target}, "fleet.per_gpu": False})
-            # The cached simulations are under the first plan's routing, so this plan begins without any.
+            # Cached simulations have the first plan's routing, so this plan begins with an empty cache.
             own_study = replace(study, answers=study.answers.fresh())
             return answer_question(alone, own_study, prove=prove).plan
 
-        answer = plan_each_target(answer, planned_for)
+        answer = plan_each_target(answer, plan_target)
     return PlanResult(answer, question)
 
 
 def _by_parts(
     task: PlanQuestion, study: Study, *, explain: bool, prove: bool, watch: Watch, on_paper: OnPaper
 ) -> Plan:
-    """The plan for a trace that is too long to be searched whole: for the busiest part of it."""
+    """The plan for a trace that is too long to be searched whole: it is searched on the busiest part."""
 
-    def planned_for(trace: Trace, work_s: float) -> Plan:
+    def plan_part(trace: Trace, work_s: float) -> Plan:
         part_study = study.on_part(trace, work_s)
         part_plan = beside_each_gpu(part_study, task, prove=prove, watch=watch, on_paper=on_paper)
         return explain_plan(part_plan, part_study, task) if explain else part_plan
 
     with time_limit(study.left_s):
         answer = plan_by_parts(
-            task, study.trace, planned_for, seconds=study.work_limit_s, progress=study.progress
+            task, study.trace, plan_part, seconds=study.work_limit_s, progress=study.progress
         )
-    # Each class has a busiest part of its own. So separate fleets that are planned for this part cannot be
-    # compared with the fleet for all classes.
+    # Each class is busiest in another part of the trace. So separate fleets that are planned for this part
+    # cannot be compared with the fleet for all classes.
     return say_not_compared(answer, task, study.trace, "of traffic that is planned by its busiest part")
 
 
@@ -178,13 +178,11 @@ def plan_question(
     watch: Watch = report_nothing,
     on_paper: OnPaper = report_nothing,
 ) -> Plan:
-    """The plan for a question about the trace of a study.
-
-    The plan also says what its fleet stands beyond the question, such as more traffic or lost workers.
-    `watch` and `on_paper` are those of `answer_question`.
+    """The plan for a question about the trace of a study, with tests of its robustness: more traffic, longer
+    steps, lost workers. `watch` and `on_paper` are as in `answer_question`.
     """
     deadline = now_s() + study.work_limit_s
-    # The search for a rate simulates many traffics once each, so their answers and requests are not kept.
+    # The search for a rate simulates each traffic only once, so its answers and requests are not cached.
     looks_for_rate = task.objective == "throughput"
     certified_plan = certify.plan(
         task,
@@ -225,8 +223,8 @@ def beside_each_gpu(
 ) -> Plan:
     """The plan, beside the best fleet of each GPU type alone.
 
-    With `fleet: per_gpu` the fleets of each type are planned in a time limit of their own. Without it they
-    are planned where that costs little: for two to four GPU types, in what the plan leaves of its time.
+    With `fleet: per_gpu: true` each type's fleets are planned in a time limit of their own. By default they
+    are planned only where this costs little: for two to four GPU types, in the time that the plan has left.
     """
     with time_limit(study.left_s):
         deadline = now_s() + study.work_limit_s
@@ -241,8 +239,8 @@ def beside_each_gpu(
 
 
 def explain_plan(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
-    """The plan whose certificate also says what each of the question's limits costs."""
-    # With the objective throughput, limits are priced at the rate that was found.
+    """The plan, whose certificate then says what each of the question's limits costs."""
+    # With the objective throughput, the cost of limits is that at the rate that was found.
     if plan.throughput is not None:
         task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     costs = what_if.explain_limits(study, task, plan.fleet)
@@ -251,13 +249,13 @@ def explain_plan(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
 
 
 def read_plan(folder: str | Path, catalog: CatalogLike = None) -> PlanResult:
-    """The plan that `plan -o DIR` or `save` wrote, simulated again to see that its figures come out."""
+    """The plan that `plan -o DIR` or `save` wrote, simulated again to check its figures."""
     written, command = written_plan.read_plan(Path(folder), read_catalog(catalog))
     return PlanResult(written, None, command)
 
 
 def questions_of(question: TaskDocument, trace: TracesLike, *, seed: int = 0) -> SeveralLlmsQuestion:
-    """The question of several LLMs with their traces, those given as DataFrames included."""
+    """The question of several LLMs with their traces, which may be DataFrames."""
     document = dict(question.document)
     own_traces: dict[str, Trace] = {}
     if isinstance(trace, Mapping):
@@ -286,7 +284,7 @@ def _equivalent_command(
     time_limit_s: float,
     options: Sequence[str],
 ) -> str:
-    """The command line that makes the same files; empty if the question or the traffic is in no file."""
+    """The command line that writes the same files; empty if question, traffic or catalog is in no file."""
     if not question.is_as_read or not isinstance(trace, str | Path | None) or isinstance(catalog, Catalog):
         return ""
     return command_line(

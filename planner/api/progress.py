@@ -12,8 +12,8 @@ MaybeProgress: TypeAlias = "Progress | None"
 
 
 def shown_progress(progress: MaybeProgress) -> Progress:
-    """The function to call with each stage: `progress`, or by default a line below the cell in a notebook and
-    nothing elsewhere.
+    """The function to call with each stage: `progress`, by default a line below a notebook's cell, elsewhere
+    nothing.
     """
     if progress is not None:
         return progress

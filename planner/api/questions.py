@@ -20,8 +20,8 @@ UNNAMED = Path("slo.yaml")  # Error messages give this name to a question that i
 
 
 class KeysWithoutLimits(TypedDict, total=False):
-    """The keys of slo.yaml apart from `slo` and `limits`, for `studying.pareto`: its `limits` are something
-    else.
+    """The keys of slo.yaml apart from `slo` and `limits`. The argument `limits` of `studying.pareto` is not
+    that key.
     """
 
     llm: str
@@ -39,17 +39,17 @@ class KeysWithoutLimits(TypedDict, total=False):
 
 
 class TaskKeys(KeysWithoutLimits, total=False):
-    """The keys of slo.yaml apart from `slo`. docs/tables/keys.md says what each may hold."""
+    """The keys of slo.yaml apart from `slo` (docs/tables/keys.md)."""
 
     limits: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TaskDocument:
-    """What slo.yaml says, checked against a catalog.
+    """A question as the keys and values of slo.yaml, checked against a catalog.
 
     Error messages begin with `path`, and files that the document names are looked for beside it.
-    `is_as_read` says that `document` is what stands in the file at `path`, unchanged.
+    `is_as_read`: `document` is the unchanged content of the file at `path`.
     """
 
     document: Mapping[str, Any]
@@ -106,7 +106,7 @@ def read_task(
     catalog: CatalogLike = None,
     **keys: Unpack[TaskKeys],
 ) -> TaskDocument:
-    """The question in a file slo.yaml or in a mapping of its keys, after `keys` took the place of its own.
+    """The question in a file slo.yaml or in a mapping of its keys; `keys` replace keys of the same name.
 
     A mapping without `llm` is the section `slo` alone: read_task({"ttft": {"p90": "2 s"}}, llm="...").
     Raises InputError for what slo.yaml does not know or refuses.
@@ -146,7 +146,7 @@ def is_question(document: Mapping[str, Any]) -> bool:
 
 
 def _with_slo_section(document: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The keys of slo.yaml; a `document` that is its section `slo` alone becomes a mapping with that key."""
+    """The keys of slo.yaml; a `document` that is the section `slo` alone becomes {"slo": document}."""
     if document is None or is_question(document):
         return document or {}
     return {"slo": document}
@@ -162,13 +162,12 @@ def _checked(question: TaskDocument) -> TaskDocument:
 
 
 def _without_traces_in_memory(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document without those traces of its `llms` that are DataFrames.
-
-    The parser knows only names of files. planning.py takes the DataFrames out by itself before it plans.
+    """The document without traces of its `llms` that are DataFrames: the parser knows only names of files.
+    (`planning.questions_of` reads these DataFrames.)
     """
     entries = document["llms"]
     if not isinstance(entries, Mapping):
-        return dict(document)  # The parser says what is wrong with it.
+        return dict(document)  # The parser refuses it with a message.
     llms = {}
     for name, entry in entries.items():
         is_mapping_with_frame = isinstance(entry, Mapping) and not isinstance(entry.get("trace", ""), str)
@@ -177,7 +176,7 @@ def _without_traces_in_memory(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_key_exists(document: Mapping[str, Any], path: str, where: str) -> None:
-    """Raise InputError for a dotted path that the document has no value at, naming the nearest key."""
+    """Raise InputError, which names the nearest key, if the document has no value at a dotted path."""
     section: Any = document
     for key in spelled_keys(document, path):
         if not isinstance(section, Mapping) or key not in section:

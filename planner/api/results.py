@@ -29,7 +29,7 @@ REPR_COLUMNS, REPR_ROWS, REPR_CELL, REPR_SENTENCES = 100, 8, 24, 6
 class Result(ABC):
     """A result that `repr` and notebooks show as a headline, a table and a few sentences."""
 
-    __slots__ = ()  # Without it the slots of the subclasses, which are dataclasses, would save nothing.
+    __slots__ = ()  # Without slots here, those of the subclasses would save no memory.
 
     @abstractmethod
     def headline(self) -> str:
@@ -47,7 +47,7 @@ class Result(ABC):
         table = self.to_frame().to_string(
             max_rows=REPR_ROWS, index=False, line_width=None, max_colwidth=REPR_CELL
         )
-        # The table's lines are cut here, because `shorten` below would join the spaces of their columns.
+        # The table's lines are cut here, because `shorten` below would collapse the spaces between columns.
         lines = [
             self.headline(),
             *(line[:REPR_COLUMNS] for line in table.splitlines()),
@@ -132,9 +132,8 @@ class PlanFiles(Result):
     def save(self, folder: str | Path, *, png: bool = False) -> tuple[str, ...]:
         """Write `files` into the folder, all or none; returns their paths in it.
 
-        If an interrupt comes, or memory or open files run out, while reports and charts are drawn, then all
-        other files are written. Afterwards KeyboardInterrupt is raised again, or PlannerError for what ran
-        out.
+        If an interrupt comes while reports and charts are drawn, or memory or open files run out, all other
+        files are still written. Then KeyboardInterrupt is raised again, or PlannerError if something ran out.
         """
         check_output_directory(Path(folder))
         try:
@@ -163,8 +162,8 @@ class PlanFiles(Result):
         return self.question.replace(changes, **more)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per pool that has workers. With several LLMs the column `name` says whose it is. `gpus`, cost
-        and power are those of the pool's workers together.
+        """A row per pool that has workers; with several LLMs the column `name` has the pool's LLM. `gpus`,
+        cost and power are sums over the pool's workers.
         """
         has_several_llms = len(self.fleets) > 1
         return pd.DataFrame(
@@ -230,9 +229,10 @@ class PlanResult(PlanFiles):
             f"{line.limit.name}: {', limit '.join(words.value_and_limit(line))}"
             for line in self.plan.verdict.lines
         ]
-        # A plan with three answers was searched for on paper first; `level0` is about that search.
-        which = "on paper, of" if self.plan.certificate.answers else "of"
-        return [*limit_lines, f"{which} fleets with one worker type per pool {level0}", *self.warnings]
+        # If the plan has several answers (on paper, production, with a loss), level 0 is about the one on
+        # paper.
+        of_fleets = "on paper, of" if self.plan.certificate.answers else "of"
+        return [*limit_lines, f"{of_fleets} fleets with one worker type per pool {level0}", *self.warnings]
 
     def report(self) -> str:
         return render_report(self.plan, command=self.command)

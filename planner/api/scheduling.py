@@ -34,8 +34,9 @@ from planner.units import parse_quantity
 
 MarketLike: TypeAlias = "Market | KeysAndValues | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
-# Time limit of the search for the fleet for the peak, with which a schedule is compared. Set by hand.
-PEAK_LIMIT_S = 20.0
+PEAK_LIMIT_S = (
+    20.0  # The time limit for the fleet for the peak, which a schedule is compared with. Set by hand.
+)
 LEAST_WINDOW_S = 1.0
 
 
@@ -93,7 +94,7 @@ class ScheduleResult(Result):
         return schedule_page.render(self.answer)["schedule.html"]
 
     def save(self, place: str | Path) -> tuple[str, ...]:
-        """Write schedule.html, schedule.csv and schedule.json into a folder; or FILE.csv, workers alone."""
+        """Write schedule.html, schedule.csv and schedule.json into a folder; or the workers to FILE.csv."""
         path = Path(place)
         if path.suffix == ".csv":
             check_output_file(path)
@@ -116,13 +117,12 @@ def schedule(
     seed: int = 0,
     progress: Progress = report_nothing,
 ) -> ScheduleResult:
-    """The workers of each window for a demand that changes: reserved for its base, on demand and spot for the
-    rest.
+    """The workers of each window for a changing demand: reserved for its base, on demand and spot above it.
 
     `market` is schedule.yaml or its keys and values, or plan.yaml (`read_market` has its stock too). `demand`
     is a CSV or a DataFrame with a row per window and a column of requests/s per LLM, or maps each LLM to a
     trace. With traces, a `fleet` for each worker type in use and an SLO for each LLM, the schedule is
-    simulated over its windows, and repaired where one misses its SLO; where it is not, the answer says why.
+    simulated over its windows, and repaired where a window misses its SLO; otherwise the answer says why not.
 
     Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is taken;
     its simulation may take as long again.
@@ -156,11 +156,11 @@ def schedule(
 
 
 def _served_names(market: Market, demand: Demand, catalog: CatalogLike) -> dict[str, str]:
-    """The name of each LLM of the demand among those that workers serve.
+    """For each LLM of the demand its name in the market.
 
-    A short name of the catalog stands for its row, as in slo.yaml. A name that is no row, such as "chat", is
-    taken for the only LLM of the workers, if workers and demand have one LLM each and the workers' LLM is a
-    row. Any other name stays as it is, and the solver refuses it.
+    A short name of the catalog stands for its row, as in slo.yaml. A name that is no row, such as "chat",
+    stands for the workers' LLM if workers and demand have one LLM each and the workers' LLM is a row. Any
+    other name stays unchanged, and the solver refuses it.
     """
     served = {worker_type.llm for worker_type in market.worker_types}
     if served.issuperset(demand.llms):
@@ -193,7 +193,7 @@ def _llm_to_simulate(
 ) -> ScheduledLlm:
     """What the simulation of one LLM needs: its fleets, and its requests up to the end of the last window."""
     catalog_rows, market, demand = read_catalog(catalog), answer.market, answer.demand
-    units = {}  # By the number of a type: the fleet whose pools together are one worker of the schedule.
+    units = {}  # By type number: the fleet whose pools together are one worker of the schedule.
     for type_number in schedule_page.types_in_use(answer):
         worker_type = market.worker_types[type_number]
         if worker_type.llm == llm and worker_type.fleet is not None:

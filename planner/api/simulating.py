@@ -38,7 +38,7 @@ Fleets: TypeAlias = (
 )
 
 
-class TrafficPart(TypedDict, total=False):
+class TrafficKeys(TypedDict, total=False):
     """The keys of `traffic` that may be arguments too, as in a file slo.yaml.
 
     `rate` is in requests/s, `scale` is the way in which a trace is brought to this rate, and `window` is the
@@ -262,7 +262,7 @@ def simulate(
     seed: int = 0,
     closed_loop: int = 0,
     executor: Executor | str | None = None,
-    **part: Unpack[TrafficPart],
+    **part: Unpack[TrafficKeys],
 ) -> SimulationResult: ...
 
 
@@ -277,7 +277,7 @@ def simulate(
     seed: Sequence[int],
     closed_loop: int = 0,
     executor: Executor | str | None = None,
-    **part: Unpack[TrafficPart],
+    **part: Unpack[TrafficKeys],
 ) -> SeedsResult: ...
 
 
@@ -291,7 +291,7 @@ def simulate(
     seed: int | Sequence[int] = 0,
     closed_loop: int = 0,
     executor: Executor | str | None = None,
-    **part: Unpack[TrafficPart],
+    **part: Unpack[TrafficKeys],
 ) -> SimulationResult | SeedsResult:
     """Simulate every request of a trace on a fleet, and judge the run if an SLO is given.
 
@@ -316,7 +316,7 @@ def simulate(
         if executor is not None:
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
         requests = rate_request.of(spread_stamps(whole_trace, seed=first_seed), seed=first_seed)
-        check_judged_classes(judged_slo or Slo(()), requests)  # A part of the trace may lack a class.
+        check_judged_classes(judged_slo or Slo(()), requests)  # The window may lack a class of the trace.
         simulation = simulate_recorded(
             fleet_read, requests, judged_slo, seed=first_seed, closed_loop=closed_loop
         )
@@ -336,7 +336,7 @@ def compare(
     catalog: CatalogLike = None,
     seed: int = 0,
     executor: Executor | str | None = None,
-    **part: Unpack[TrafficPart],
+    **part: Unpack[TrafficKeys],
 ) -> ComparisonResult:
     """Simulate several fleets on the same requests; with `policies`, each fleet under each of these.
 
@@ -371,7 +371,7 @@ def compare(
     )
 
 
-def _merge_traffic(traffic: inputs.TrafficLike, traffic_keys: TrafficPart) -> inputs.TrafficLike:
+def _merge_traffic(traffic: inputs.TrafficLike, traffic_keys: TrafficKeys) -> inputs.TrafficLike:
     """`traffic` with the keys that were given as arguments; InputError if one is given in both places."""
     if not traffic_keys:
         return traffic
@@ -385,9 +385,7 @@ def _merge_traffic(traffic: inputs.TrafficLike, traffic_keys: TrafficPart) -> in
 
 
 def _choose_executor(executor: Executor | str | None, default: str) -> Executor | None:
-    """The executor given, or one of the kind `default`; None where `executors.working_on` has set one
-    already.
-    """
+    """The given executor, or a new one of the kind `default`; None if `executors.working_on` has set one."""
     if executor is None and is_executor_set():
         return None
     return executor if isinstance(executor, Executor) else Executor(executor or default)
@@ -466,9 +464,7 @@ def _read_under_policies(
     label: str,
     policies: inputs.KeysAndValues | None,
 ) -> Fleet:
-    """A fleet under one of the policies of `compare`. An InputError names these by `label`, in the words of
-    the command.
-    """
+    """A fleet under one of the policies of `compare`. An InputError names the policies by their `label`."""
     if policies is None:
         return inputs.read_fleet(fleet, catalog, slo=slo)
     try:

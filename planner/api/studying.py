@@ -35,7 +35,7 @@ from planner.traffic.trace import spread_stamps
 from planner.units import HOUR_S, parse_quantity, show_digits
 
 QuestionLike = TaskDocument | inputs.KeysAndValues | str | Path
-PLAN_TIME_LIMIT_S = 120.0  # For each plan: the default of `what_if` and `sensitivity`, fixed for the others.
+PLAN_TIME_LIMIT_S = 120.0  # For each plan; `what_if` and `sensitivity` have an argument for it.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -43,8 +43,8 @@ class WhatIfResult(Result):
     """The best fleet before and after a change, and whether the previous fleet still holds.
 
     `moved` is the changed question with its answer. `before` is None if no fleet keeps the SLO before the
-    change. `bounds` are the lower bounds on the cost before and after the change, without that of a question
-    for which there is no fleet.
+    change. `bounds` are the lower bounds on the cost before and after the change; a question without a fleet
+    has none.
     """
 
     before: StudyAnswer | None
@@ -96,8 +96,7 @@ class WhatIfResult(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SensitivityResult(Result):
-    """Whether a plan holds if step times, traffic or prices are off by a share, and what each limit of the
-    question costs.
+    """Whether a plan holds if step times, traffic or prices are off by a share, and the cost of each limit.
 
     `before` is the plan, `moves` are the changed questions with their answers.
     """
@@ -123,7 +122,7 @@ class SensitivityResult(Result):
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per change: whether the plan holds, and what the best fleet is and costs then."""
+        """One row per change: whether the plan holds, and the best fleet with its cost."""
         return pd.DataFrame(
             [
                 {
@@ -173,10 +172,10 @@ class ParetoResult(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReplanResult(Result):
-    """The cheapest way from a running fleet to one that keeps the SLO on today's traffic.
+    """The cheapest way from a running fleet to a fleet that keeps the SLO on today's traffic.
 
-    `drift` says how the traffic differs from that on which the running fleet was planned; None if that is not
-    known.
+    `drift` is the difference to the traffic for which the running fleet was planned; None if that traffic is
+    not known.
     """
 
     answer: replanning.Replan
@@ -189,7 +188,7 @@ class ReplanResult(Result):
 
     @property
     def fleet(self) -> Fleet:
-        """The fleet of the cheapest way to go on, which may be the running one."""
+        """The cheapest fleet to go on with, which may be the running one."""
         return self.answer.best.fleet
 
     def headline(self) -> str:
@@ -209,7 +208,7 @@ class ReplanResult(Result):
         return replanning.replan_document(self.answer, self.drift)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per way to go on: its cost, that of starts and stops, whether the SLO is kept."""
+        """One row per candidate fleet: its cost, the cost of starts and stops, whether it keeps the SLO."""
         return pd.DataFrame(self.to_dict()["ways"])
 
     def save(self, file: str | Path) -> None:
@@ -272,8 +271,7 @@ def sensitivity(
     progress: MaybeProgress = None,
     **keys: Unpack[TaskKeys],
 ) -> SensitivityResult:
-    """Whether the plan holds if step times, traffic or prices are off by a share, and what each limit of the
-    question costs.
+    """Whether the plan holds if step times, traffic or prices are off by a share, and the cost of each limit.
 
     `by` is the share, such as "10 %" or 0.1. Raises InputError unless it lies between 0 and 1, both excluded.
     """
@@ -316,7 +314,7 @@ def pareto(
     stand only in `slo`, not among `keys`. `points` is how many steps the answer has at most. Each plan may
     take two minutes.
     """
-    # Who passes a mapping means the section `limits` of slo.yaml, which stands in `slo`.
+    # A mapping would be the section `limits` of slo.yaml, which belongs into `slo`.
     given: object = limits
     if isinstance(given, Mapping) or len(limits) != 2:
         expected = "expected the loosest and the tightest, ('2 s', '0.5 s'); those of slo.yaml go into slo"
@@ -343,9 +341,9 @@ def replan(
     **keys: Unpack[TaskKeys],
 ) -> ReplanResult:
     """What to change of a running fleet for today's traffic; each worker started or stopped costs `start_usd`
-    or `stop_usd`, by default as in `plan replan`.
+    or `stop_usd`.
 
-    `current` is a fleet, or the folder of a plan, whose requests.csv says what it was planned on.
+    `current` is a fleet, or the folder of a plan, whose requests.csv is the traffic it was planned for.
     """
     question = read_task(slo, catalog, **keys)
     running = inputs.read_fleet(current, question.catalog, slo=question)
@@ -367,8 +365,8 @@ def replan_in(
 ) -> ReplanResult:
     """As `replan`, on the traffic of a study.
 
-    `planned_on` is the file with the requests that the running fleet was planned on. Without this file the
-    drift is not known.
+    `planned_on` is the file with the requests for which the running fleet was planned. Without it the drift
+    is not known.
     """
     task = question.task()
     answer = replanning.replan(study, task, running, terms)
@@ -387,8 +385,8 @@ def study_of(
     time_limit_s: float,
     progress: MaybeProgress,
 ) -> Study:
-    """A study on the traffic of a question. It plans several questions on that traffic, and keeps what it has
-    simulated. Raises InputError where the traffic cannot be read.
+    """A study on the traffic of a question: it plans several questions on this traffic and caches
+    simulations. Raises InputError where the traffic cannot be read.
     """
     seed, time_limit_s = inputs.checked_seed(seed), inputs.checked_time_limit(time_limit_s)
     log_options = log_options_of(question.document, question.path)
@@ -397,7 +395,7 @@ def study_of(
 
 
 def _changes_label(changes: Mapping[str, Any]) -> str:
-    """For instance "slo.ttft.p90=1 s, limits="; nothing after the sign where a key is taken out."""
+    """As in "slo.ttft.p90=1 s, limits="; a key that is taken out has no value."""
     return ", ".join(f"{path}={'' if value is None else value}" for path, value in changes.items())
 
 

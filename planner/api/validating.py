@@ -1,5 +1,5 @@
-"""The function `validate` runs a plan's traffic on real engines, which it starts on this machine or reaches
-at an endpoint, and reports how far the plan's predicted latencies were from the measured ones.
+"""The function `validate` runs a plan's traffic on real engines, started on this machine or at an endpoint,
+and compares the measured latencies with the plan's predictions.
 
 planner.runtime is imported within functions, because its packages (aiohttp, prometheus-client) are installed
 only where engines are run.
@@ -49,7 +49,7 @@ class ValidationKeys(TypedDict, total=False):
     tolerance_p50_frac: float | None
     tolerance_p90_frac: float | None
     png: bool  # Whether the report's charts are written as pictures too.
-    progress: Callable[[str], None]  # Called with what is being done.
+    progress: Callable[[str], None]  # Called with the name of each stage.
     url: str | None  # An OpenAI-compatible endpoint that others run, in place of engines here.
     api_key_env: str | None  # The environment variable with the endpoint's key.
     model: str | None  # The endpoint's name of the LLM, where it is not the plan's.
@@ -192,15 +192,15 @@ def validate(
 
 
 def _most_tokens(fleet: Fleet, requests: Trace) -> int:
-    """The prompt and output tokens of the longest request. Raises InputError if no worker's KV cache has room
-    for it, because engines would not start, or would never finish it.
+    """The prompt and output tokens of the longest request. Raises InputError if it fits into no worker's KV
+    cache, because engines would not start, or would never finish it.
     """
     most_tokens = int(np.max(requests.input_tokens + requests.output_tokens))
-    room_tokens = max(pool.type.kv_tokens for pool in fleet.running_pools)
-    if most_tokens > room_tokens:
+    kv_tokens = max(pool.type.kv_tokens for pool in fleet.running_pools)
+    if most_tokens > kv_tokens:
         raise InputError(
             f"{requests.name}: has a request of {most_tokens:,} tokens, and a worker of this fleet has room "
-            f"for {room_tokens:,} at most: leave it out, or validate a plan that was made for it"
+            f"for {kv_tokens:,} at most: leave it out, or validate a plan that was made for it"
         )
     return most_tokens
 
@@ -212,7 +212,7 @@ def need_aiohttp() -> None:
 
 
 def traffic_beside_plan(file: Path) -> Path:
-    """The path of the traffic that was written into the folder of a plan. Raises InputError if there is none.
+    """The path of the traffic in the folder of a plan. Raises InputError if there is none.
 
     traffic.jsonl is preferred to requests.csv, which has neither sessions nor shared prefixes.
     """
@@ -223,7 +223,7 @@ def traffic_beside_plan(file: Path) -> Path:
 
 
 def own_slo(file: Path) -> Slo:
-    """The SLO in a plan.yaml. A fleet.yaml has none, so the SLO returned for it has no limits."""
+    """The SLO in a plan.yaml; for a fleet.yaml an SLO without limits."""
     own = read_yaml(file).get("slo")
     return Slo(()) if own is None else parse_slo(own, where=f"{file}: slo")
 
@@ -255,7 +255,7 @@ def validation_setup(how: ValidationKeys, **values: Any) -> ValidationSetup:
 
 def _endpoint(how: ValidationKeys) -> Endpoint | None:
     """The endpoint at `url`, with the API key from the environment; None without `url`. Raises InputError for
-    an option of endpoints without `url`, and for an environment variable that is not there.
+    an option of endpoints without `url`, and for a missing environment variable.
     """
     from planner.runtime.endpoint import MOST_FAILED_FRAC, TIMEOUT_S, Endpoint
 
@@ -285,8 +285,8 @@ def _endpoint(how: ValidationKeys) -> Endpoint | None:
 
 
 def _tolerances(how: ValidationKeys) -> Tolerances:
-    """How far off a prediction may be: as the user says, or else the defaults. These are wider for engines on
-    this machine's CPU, because router and client take cores from them.
+    """How far off a prediction may be: as the user says, or else by default. Defaults are wider for engines
+    on this machine's CPU, because router and client take cores from them.
     """
     from planner.runtime.measured_against_simulated import CPU_TOLERANCES, Tolerances
     from profiling.vllm_install import is_cpu_build

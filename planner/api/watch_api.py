@@ -1,4 +1,4 @@
-"""`plan watch`: compares live metrics with what a plan was made for."""
+"""`plan watch`: compares live metrics with the traffic and latencies that a plan expects."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -32,15 +32,15 @@ from planner.studies.replanning import Replan, replan_document
 from planner.studies.what_if import Study
 from planner.units import DAY_S, parse_quantity
 
-# If what drifted has moved on by less than this share since the last search, no new search is made: so little
-# hardly changes a number of workers.
+# If drifted quantities have moved by less than this share since the last search, no new search is made: so
+# small a change hardly changes a number of workers.
 REPLAN_AGAIN_FRAC = 0.03
-LEAST_STEP_S = 1.0  # Servers are scraped less often than this, so shorter windows would be without samples.
+LEAST_STEP_S = 1.0  # Servers are scraped less often than this, so shorter windows would have no samples.
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSource:
-    """Where metrics come from: the address of a Prometheus, or files of ranges.
+    """Where metrics come from (`places`): the address of a Prometheus server, or files of range queries.
 
     `look_back_s` (`--window`) is how far back to look, `window_s` (`--step`) the length of the windows that
     are tested. `model` is the label model_name, `match` more labels in PromQL, such as 'namespace="prod"'.
@@ -72,7 +72,7 @@ class MetricsSource:
     def series(self) -> tuple[PrometheusSeries, ...]:
         """The samples of the last `look_back_s`: until now from a server, until the last sample of files."""
         if self.is_server:
-            # Both ends are whole windows, so that a later look has the same windows.
+            # Both ends are multiples of a window, so that later queries have the same windows.
             end_s = time.time() // self.window_s * self.window_s
             start_s = end_s - self.look_back_s // self.window_s * self.window_s
             return query_range(
@@ -105,8 +105,8 @@ class MetricsSource:
 class WatchResult(Result):
     """How a deployment compares with its plan.
 
-    `replan` is what replanning would change; None unless the question was given, and something drifted or the
-    SLO is missed. `replanned_for` is the comparison for which it was made, this or an earlier one.
+    `replan` is what replanning would change; None unless the question was given and something drifted or the
+    SLO is missed. `replanned_for` is the comparison for which it was computed, this or an earlier one.
     """
 
     plan: PlanExpectations
@@ -178,7 +178,7 @@ def watch(
 
 
 def read_planned(plan: str | Path, catalog: CatalogLike = None) -> PlanExpectations:
-    """The plan in a folder that `plan -o` wrote, with what live metrics are compared with."""
+    """The plan in a folder that `plan -o` wrote, with the values to compare live metrics with."""
     return read_expectations(read_written(Path(plan), read_catalog(catalog)))
 
 
@@ -194,8 +194,8 @@ def look_once(
     """Compare a deployment once with its plan.
 
     With `slo`, a drift or a missed SLO starts `plan replan` on the traffic as it is now, as DistServe
-    (section 4.3) replans where traffic shifts. The replan of `before`, the comparison before this one, stands
-    until a drifted quantity moves on by more than REPLAN_AGAIN_FRAC.
+    (section 4.3) replans where traffic shifts. The replan of `before`, the previous comparison, is reused
+    until a drifted quantity moves by more than REPLAN_AGAIN_FRAC.
     """
     progress("looking at the metrics")
     watched = watch_windows(plan, source.live(plan))
@@ -220,7 +220,7 @@ def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
     return (
         values.keys() == values_before.keys()
         and missed == missed_before
-        # Multiplied, not divided: a quantity may have been 0, as the rate of traffic that has stopped.
+        # Multiplied, not divided: a quantity may have been 0, such as the rate after traffic stopped.
         and all(abs(values[what] - was) <= REPLAN_AGAIN_FRAC * was for what, was in values_before.items())
     )
 
@@ -234,8 +234,8 @@ def replan(
     horizon_h: float = 24.0,
     time_limit_s: float = 120.0,
 ) -> Replan:
-    """What `plan replan` would change for the traffic as it is now. Within `horizon_h` a cheaper fleet must
-    save what the move to it costs.
+    """What `plan replan` would change for the present traffic. A cheaper fleet must save the cost of the move
+    within `horizon_h`.
     """
     catalog_rows = read_catalog(catalog)
     study = Study(current_trace(plan, watched), catalog_rows, time_limit_s=time_limit_s)

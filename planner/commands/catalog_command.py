@@ -64,8 +64,8 @@ def fit_kernels(
     catalog_rows = read_catalog(catalog)
     check_output_directory(out)
     llm_read, gpus = catalog_rows.llm(llm), _gpus_to_fit(catalog_rows, gpu)
-    # An LLM that the catalog does not have is read by AIConfigurator from the folder of its config.json. A
-    # name of the catalog wins over a file of that name.
+    # AIConfigurator reads an LLM that the catalog lacks from the folder of its config.json. A name of the
+    # catalog wins over a file of that name.
     folder = None
     if is_path(llm) and not catalog_rows.has_llm(llm):
         folder = Path(llm).parent if Path(llm).is_file() else Path(llm)
@@ -82,8 +82,7 @@ def fit_kernels(
             if fitted.document is not None:
                 documents[f"latency/{file_name(llm_read, fitted_gpu)}"] = fitted.document
     if not documents:
-        # On small GPUs there is often no memory for an LLM. Where another GPU has another reason, that one
-        # says more.
+        # Small GPUs often lack memory for an LLM. Another GPU's reason, if there is one, says more.
         reasons = [why for why in left_out if not why.endswith(NO_MEMORY)] or left_out
         raise InputError(
             reasons[0] if reasons else f"{llm_read.name}: no GPU of the catalog has kernel tables"
@@ -178,7 +177,7 @@ def show_support(
 
 
 def _llm_in_words(llm: Llm) -> dict[str, str]:
-    """What `plan catalog support` prints of the LLM, whatever the GPU."""
+    """The lines of `plan catalog support` on the LLM itself."""
     active = f", {llm.active_parameters / 1e9:.3g} billion of them for a token" if llm.is_mixture else ""
     words = {
         "parameters": f"{llm.parameters / 1e9:,.4g} billion{active}",
@@ -220,7 +219,7 @@ def _legend_lines(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]
             "unchecked: no kernels of such GPUs were measured; plans take them only where slo.yaml names "
             "them, or says fleet: {unchecked: true}."
         )
-    # A spread is two-sided: WITHIN_FRAC of all measurements lie between its ends, half of the rest above.
+    # WITHIN_FRAC of all measurements lie between the ends of a spread, and half of the others above.
     lines.append(
         f"at most: {100 * (1 + WITHIN_FRAC) / 2:.0f} % of measured prefills / decodes took at most this many "
         "times the predicted time; robust: {spread: true} plans for it."
@@ -233,7 +232,7 @@ def _legend_lines(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]
 def _support_columns(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> dict[str, Any]:
     """The columns of one row of studies/support.py; `has_...` says whether any row needs the column."""
     error = row["error_frac"]  # The held-out error of a fit; `support.STEP_TIMES` explains it.
-    # Where no kernels of a GPU were measured, nobody knows how far its step times are off.
+    # Without measured kernels the error of step times is unknown.
     upper_ends = None if row["unchecked"] else row["spread"]
     beside = {"beside": f"{KV_BLOCK_TOKENS * row['blocks_beside']:,}"} if has_beside else {}
     return {
@@ -268,7 +267,7 @@ def _fit_columns(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gpus_to_fit(catalog: Catalog, names: list[str] | None) -> list[Gpu]:
-    """The GPUs of these names; without names every GPU that AIConfigurator has kernel tables of."""
+    """The GPUs of these names; without names every GPU with kernel tables in AIConfigurator."""
     from planner.importers.silicon import SYSTEMS
 
     if names:
@@ -288,7 +287,7 @@ def _read_offers(
     day = date or datetime.date.today().isoformat()
     if first_day(day) is None:  # It is no date.
         raise InputError(f"--date {day!r}: expected a date such as 2026-11-21, 2026-11 or 2026")
-    if is_assets_answer(file):  # OpenCost's.
+    if is_assets_answer(file):  # OpenCost's /assets.json.
         billed = read_asset_prices(file, catalog, provider=provider, date=day, region=region)
         return billed.offers, list(billed.left_out)
     if is_billing_export(file):
@@ -347,11 +346,11 @@ def import_prices(
     catalog_rows = read_catalog(catalog)
     offers, notes = _read_offers(file, catalog_rows, provider=provider, date=date, region=region)
     document = offers_document(offers)
-    # A reader gives offers of one provider only, and raises if there are no offers.
+    # Each reader returns offers of one provider, and raises if there are none.
     provider_name = next(iter(offers.values()))[0].provider
     if out is not None:
         path, merged = out / PRICES, dict(offers)
-        # A catalog holds the prices of several providers, each read from a list of its own.
+        # Prices of other providers in the file stay.
         earlier = offers_of_others(read_yaml(path), provider_name, str(path)) if path.exists() else {}
         for name, others in earlier.items():
             gpu = catalog_rows.gpu(name).name

@@ -14,7 +14,7 @@ from planner.errors import InputError
 from planner.models.saturation import saturating_tokens
 from planner.units import percentile_name, show_percent, show_s
 
-# Of tables that are too wide for a terminal, the columns that it shows.
+# The columns that a terminal shows of tables that are too wide for it.
 ON_SCREEN = {
     "llms": ("llm", "parameters B", "context", "experts", "KV bytes/token"),
     "engines": ("engine", "versions", "scheduling", "host ms", "front end ms", "hand-off ms", "first token"),
@@ -40,8 +40,8 @@ def show_catalog(
         raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
     rows = tables[what](catalog_rows)
     if json_output:
-        # Latency, engines and tasks have a column that says where a row comes from. The other tables get
-        # that by the row's name, which is their first column.
+        # Latency, engines and tasks have a column with their source. Rows of other tables get their source by
+        # their name, which is in the first column.
         if what not in ("latency", "engines", "tasks"):
             rows = [row | _provenance_fields(catalog_rows, next(iter(row.values()))) for row in rows]
         print_json({what: rows})
@@ -53,7 +53,7 @@ def show_catalog(
 
 
 def _provenance_fields(catalog: Catalog, name: str) -> dict[str, Any]:
-    """Source, date and the like of the catalog's row of this name; those that it lacks are left out."""
+    """Source, date and other provenance of the catalog's row of this name, without empty fields."""
     return {key: value for key, value in asdict(catalog.provenance[name]).items() if value}
 
 

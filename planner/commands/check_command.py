@@ -1,5 +1,5 @@
-"""`plan check`: are these files ones that the other commands can read? Nothing is planned or simulated.
-Imports within functions keep other commands fast.
+"""`plan check`: can other commands read these files? Nothing is planned or simulated. Imports within
+functions keep other commands fast.
 """
 
 from pathlib import Path

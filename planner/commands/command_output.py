@@ -1,5 +1,5 @@
-"""What commands share: they read requests, show progress and warnings on stderr, stop in time, and refuse to
-overwrite their input. Imports within functions keep other commands fast.
+"""Functions that commands share: to read requests, show progress and warnings on stderr, stop in time, and
+refuse to overwrite the input. Imports within functions keep other commands fast.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 began_s: float | None = None  # When this process began, on time.monotonic's clock; __main__.py sets it.
 # The next three are set by hand.
-MOST_WALL_PER_CPU = 3.0  # More comes from waiting, as for a cluster, not from other work.
+MOST_WALL_PER_CPU = 3.0  # A larger ratio comes from waiting, such as for a cluster, not from other work.
 QUIET_S = 1.0  # Work shorter than this shows no progress.
 SILENT_S = 10.0  # After this long without a new stage, a line says that the work goes on.
-LONGEST_S = 1e8  # Three years; the system's timer takes no more.
+LONGEST_S = 1e8  # Three years; the system's timer accepts no more.
 
 
 def at_work(executor: str | None, address: str | None) -> AbstractContextManager[None]:
@@ -47,11 +47,11 @@ def at_work(executor: str | None, address: str | None) -> AbstractContextManager
     return working_on(Executor(executor or "threads", address))
 
 
-# What planner/files/code_cache.py logs while a command waits for it: that the simulator is compiled.
+# planner/files/code_cache.py logs here that the simulator is being compiled while a command waits for it.
 NOTICES = logging.getLogger("fleetplan.code_cache")
 
 
-class _NoticesTo(logging.Handler):
+class _NoticeHandler(logging.Handler):
     """Shows log records as progress, each text once. Warnings are printed on stderr, also with --quiet."""
 
     def __init__(self, progress: Progress) -> None:
@@ -72,9 +72,8 @@ class _NoticesTo(logging.Handler):
 class Progress:
     """Shows the stage of the work on stderr once the work takes longer than QUIET_S, unless `quiet`.
 
-    A search ends after `limit_s`, so no more than the rest of it is shown as the time left. Where stderr is
-    no terminal, a stage that lasts is printed again after SILENT_S, with the share that a search has used of
-    the work that it may take.
+    A search ends after `limit_s`, so the time left is never shown as longer. Where stderr is no terminal, a
+    long stage is printed again every SILENT_S, with the share of its work that the search has done.
     """
 
     def __init__(self, *, quiet: bool = False, limit_s: float = math.inf) -> None:
@@ -86,14 +85,14 @@ class Progress:
         self.stage = "at work"  # The last message.
         self.printed_s = self.start_s  # When the last message came.
         # Time spent waiting for code to be compiled, and since when the command waits now. Code is compiled
-        # once, so this time says nothing of how long the rest takes.
+        # once, so this time is left out of estimates.
         self.waited_s = 0.0
         self.waiting_since_s: float | None = None
         self.printed_percent = 0  # Of the work that a search may take.
-        # The context in which the last message came, as the work of a search is counted by context.
+        # The context of the last message: the work of a search is counted per context.
         self.context = copy_context()
         self.has_ended = threading.Event()
-        self.notices = _NoticesTo(self)
+        self.notices = _NoticeHandler(self)
 
     def __call__(self, message: str) -> None:
         """Show the stage that begins now. An `Urgent` message is printed at once."""
@@ -118,8 +117,8 @@ class Progress:
         self._print_stamped(text)
 
     def print_estimate(self, text: str) -> None:
-        """Print an answer that comes before the final one. Within QUIET_S of the start it is left out, as the
-        final one follows at once.
+        """Print an answer that precedes the final one; nothing within QUIET_S of the start, when the final
+        answer follows at once.
         """
         if time.monotonic() - self.start_s > QUIET_S:
             self._print_stamped(text)
@@ -134,19 +133,18 @@ class Progress:
         return time.monotonic() - (began_s or self.start_s)
 
     def wall_per_cpu(self) -> float:
-        """Wall-clock seconds per second of CPU time so far: more than 1 if other work shares the cores. Where
-        another program runs the command in its own process, that program's CPU time would count too, so 1 is
-        returned.
-        """
-        if began_s is None:
+        """Wall-clock seconds per second of CPU time so far: more than 1 if other work shares the cores."""
+        if (
+            began_s is None
+        ):  # Another program runs the command in its process, whose CPU time would count too.
             return 1.0
         return min(max(self.taken_s() / time.process_time(), 1.0), MOST_WALL_PER_CPU)
 
     def _how_far(self, message: str, elapsed_s: float) -> str:
-        """The share done, which never falls, and the time left, as text; empty if the message has none.
+        """The share done, which never falls, and the time left, as text; empty if the message is no Stage.
 
-        If the same stage is shown again, it takes longer than expected, and a guess of the time left would
-        only grow: it is left out.
+        A stage that is shown again takes longer than expected, so its time left would only grow: it is left
+        out.
         """
         if not isinstance(message, Stage):
             return ""
@@ -158,7 +156,7 @@ class Progress:
         return f"{100 * self.done_frac:.0f} %{about}: "
 
     def _repeat_stage(self) -> None:
-        """Print that the stage goes on whenever nothing was printed for SILENT_S, until the end."""
+        """Until the end, print that the stage goes on whenever nothing was printed for SILENT_S."""
         while not self.has_ended.wait(max(self.printed_s + SILENT_S - time.monotonic(), 0.01)):
             # A new stage may have been printed during the wait.
             if time.monotonic() >= self.printed_s + SILENT_S:
@@ -166,8 +164,8 @@ class Progress:
                 self._print_stamped(f"still: {self.stage}{self._work_text()}")
 
     def _work_text(self) -> str:
-        """How much a search has used of the work that it may take, as text; empty without a time limit, and
-        if it is no more than was printed before.
+        """The share of its work that the search has done, as text; empty without a time limit, and if it has
+        not grown since it was printed.
         """
         from planner.search.oracle.work_clock import now_s, work_limit_s
 
@@ -190,7 +188,7 @@ class Progress:
         NOTICES.removeHandler(self.notices)
         self.has_ended.set()
         if self.status is not None:
-            self.status.stop()  # After an error too, so that the terminal gets its cursor back.
+            self.status.stop()  # Also after an error, so that the terminal gets its cursor back.
 
 
 def read_requests(
@@ -202,8 +200,8 @@ def read_requests(
     drop_invalid: bool = False,
     is_rate_given: bool = False,
 ) -> Trace:
-    """Read the trace at `path`, or draw the traffic that `slo` describes; prints warnings. Requests with the
-    same stamp of a coarse clock keep it (trace.spread_stamps).
+    """Read the trace at `path`, or draw the traffic that `slo` describes; prints warnings. Equal time stamps
+    are not spread yet (trace.spread_stamps).
 
     With a trace `slo` must describe no traffic, unless --rate or --window are given (`is_rate_given`), which
     replace the traffic section of `slo`. The columns of a log are read as `slo` says. Raises InputError for
@@ -238,8 +236,8 @@ def print_warnings(warnings: Iterable[str]) -> tuple[str, ...]:
 
 
 def refuse_to_overwrite(outputs: Iterable[Path], *inputs: Path | None) -> None:
-    """Raise InputError for outputs that would overwrite an input, or whose name a folder has. An input of
-    None was not given.
+    """Raise InputError for an output that would overwrite an input, or that is a folder. Inputs of None were
+    not given.
     """
     for path in outputs:
         if is_path(str(path)) and path.is_dir():
@@ -257,14 +255,13 @@ def stopped_after(seconds: float, so_far: Callable[[], str] = lambda: "") -> Ite
     """A context that ends after `seconds` with an OutOfTimeError, whose message includes `so_far()`.
 
     For searches without a time limit of their own. As with Ctrl-C, the error comes between two steps of
-    Python, so a compiled simulation ends first. It comes in the main thread alone; in others there is no
-    limit.
+    Python, so a compiled simulation ends first. Threads other than the main thread have no limit.
     """
 
     def raise_out_of_time(*_: object) -> None:
         raise OutOfTimeError(f"no answer within {seconds:g} s{so_far()}; raise --time-limit")
 
-    # Python allows signal handlers in the main thread alone.
+    # Python allows signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread() or seconds > LONGEST_S:
         yield
         return
@@ -281,5 +278,5 @@ def traffic_option(rate: float | None, scale: str, window: str | None) -> RateRe
     """The traffic that --rate and --window choose; None without either, where the SLO file decides."""
     from planner.traffic.scaling import RateRequest, checked_scale
 
-    known_scale = checked_scale(scale, "--scale")  # Raises for an unknown one, even if it is not used.
+    known_scale = checked_scale(scale, "--scale")  # Refuses an unknown scale even if it is not used.
     return None if rate is None and window is None else RateRequest(rate, known_scale, window or "whole")

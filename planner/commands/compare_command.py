@@ -80,10 +80,9 @@ def compare(
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
         files = [(path, read_fleet(path, rows, slo=slo)) for _, path in paths]
         doubts = print_warnings(d for file in files for d in fleet_file_doubts(*file, slo=slo, catalog=rows))
-        # The requests as the trace has them: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
-        has_traffic = traffic is not None
+        # The unscaled requests: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
         requests = read_requests(
-            trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=has_traffic
+            trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None
         )
         progress(f"simulating {len(paths) * max(len(policy_variants), 1)} fleets with policies")
         result = compare_fleets(
@@ -121,15 +120,15 @@ def _print_table(comparison: FleetComparison, *, markdown: bool) -> None:
 
 
 def _policy_variants(texts: list[str]) -> dict[str, dict[str, Any] | None]:
-    """The policies that each value of --policies sets, by this value; None for OWN, which sets none."""
+    """For each value of --policies the policies that it sets; None for OWN, which sets none."""
     if len(set(texts)) < len(texts):
         raise InputError("--policies: one is given twice; name each once")
     return {text: None if text == OWN else _parse_policies(text) for text in texts}
 
 
 def _name_and_path(text: str) -> tuple[str, Path]:
-    """The name and the file of a value of --fleet, which is NAME=FILE, or only FILE: then `name_of_file`
-    makes the name. A value that is the path of a file that exists is taken as FILE, even with "=" in it.
+    """The name and the file of a value of --fleet, which is NAME=FILE or FILE (`name_of_file` then makes the
+    name). A value that is the path of an existing file is a FILE, even with "=" in it.
     """
     from planner.api.inputs import name_of_file
 

@@ -1,5 +1,5 @@
-"""`plan day`: a day of traffic on pools that controllers change, beside the best that is possible. Imports
-within functions keep other commands fast.
+"""`plan day`: a day of traffic on pools that controllers change, compared with the optimum. Imports within
+functions keep other commands fast.
 """
 
 from __future__ import annotations
@@ -164,14 +164,14 @@ def run_controller(
     drop_invalid: bool,
     as_json: bool,
 ) -> None:
-    """`plan simulate --autoscale`: one controller beside the fleet that stands all day."""
+    """`plan simulate --autoscale`: one controller, compared with the static fleet."""
     from planner.api.inputs import fleet_file_doubts, read_fleet
     from planner.day.day_api import DayResult
     from planner.day.day_api import day as run_day
     from planner.files.checked_files import write_file
     from planner.reports.output import requests_csv
 
-    if controller is None:  # `plan simulate` comes here for --start too, which is of no use by itself.
+    if controller is None:  # `plan simulate` also calls this for --start, which is useless by itself.
         raise InputError("--start: is for --autoscale; name a controller too, or drop it")
     if slo is None:
         raise InputError(
@@ -190,7 +190,7 @@ def run_controller(
         if not isinstance(day_result, DayResult):
             raise InputError(f"{slo}: llms: --autoscale takes one LLM; ask `plan day` for all of them")
         if out is not None:
-            # Row 0 is the fleet that stands all day, the last row the controller.
+            # Row 0 is the static fleet, the last row the controller.
             write_file(out, requests_csv(day_result.answer.rows[-1].run.simulation))
     if as_json:
         print_json(day_result.to_dict(), doubts + requests.warnings)
@@ -199,7 +199,7 @@ def run_controller(
 
 
 def print_answer(answer: DayAnswer) -> None:
-    """Print the day of one LLM: what is recommended and proved, and what each controller costs and why."""
+    """Print the day of one LLM: recommendation, bounds, and what each controller costs and why."""
     from planner.day import day_causes, day_page
 
     print_lines(day_page.recommendation_sentence(answer), style="bold")

@@ -18,7 +18,7 @@ from planner.files.document_values import show_value
 from planner.slo_metrics import METRICS
 
 ANY = "any"  # All GPUs of the catalog.
-MOST_DIGITS = 20  # Of a number of GPUs; Python reads no int of thousands of them.
+MOST_DIGITS = 20  # Of a number of GPUs: Python refuses to read an int of thousands of digits.
 # A limit as people type it, "ttft p95 2 s" or "ttft-p95: 2 s"; its groups: metric, percentile, limit.
 _LIMIT = re.compile(
     rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
@@ -27,9 +27,8 @@ _LIMIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class QuestionOptions:
-    """The question's options as text; None for an option that was not given.
-
-    `limits` has the text of each option for a limit by its name, such as "ttft-p95".
+    """The question's options as text; None for an option that was not given. `limits` has the options for
+    limits by name, such as "ttft-p95".
     """
 
     llm: str | None
@@ -117,7 +116,7 @@ class QuestionOptions:
 
 @contextmanager
 def errors_of_options() -> Iterator[None]:
-    """Errors of a question without a file name the option: "--ttft-p95" for "slo.yaml: slo: ttft p95"."""
+    """A context in which errors name options: "--ttft-p95" in place of "slo.yaml: slo: ttft p95"."""
     try:
         yield
     except InputError as error:
@@ -147,12 +146,14 @@ def space_unit(text: str) -> str:
 
 
 def parse_stock(text: str) -> list[str] | dict[str, int]:
-    """'h100,l40s' are two GPUs without a limit, 'h100:16' are sixteen of one; 'any' allows all."""
+    """The value of `fleet: gpus`: 'h100,l40s' allows two GPUs without a limit, 'h100:16' sixteen of one GPU,
+    'any' all GPUs (an empty list).
+    """
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InputError(f"--gpus {text!r}: names no GPU; write --gpus h100,l40s, or leave it out for any")
     for name in names:
-        if (meant := _with_its_count(name)) is not None:
+        if (meant := _gpu_and_count(name)) is not None:
             raise InputError(f"--gpus {text!r}: write {meant} for {name}")
     if len(names) == 1 and names[0].lower() == ANY:
         return []
@@ -177,7 +178,7 @@ def parse_stock(text: str) -> list[str] | dict[str, int]:
     return counts or names
 
 
-def _with_its_count(name: str) -> str | None:
+def _gpu_and_count(name: str) -> str | None:
     """'h100:4' for '4xH100', '4 x h100' and 'h100x4'; None for any other name."""
     if match := re.fullmatch(
         r"(\d{1,3}) ?[x×*] ?([a-z][\w-]*)|([a-z][\w-]*) ?[x×*] ?(\d{1,3})", name.lower()
@@ -224,7 +225,7 @@ def init(
             answer = _read_answer(question, default)
             try:
                 answers = {**document, **parse(answer)}
-                # Before the SLO is asked for, a limit stands in for it.
+                # A question needs a limit, so one stands in until the SLO was asked for.
                 read_task({"slo": {"ttft": {"p95": "1 s"}}, **answers}, catalog_rows)
             except PlannerError as error:
                 if not sys.stdin.isatty():
@@ -268,12 +269,11 @@ def _read_answer(question: str, default: str) -> str:
 
 
 def _parse_llm(text: str) -> dict[str, Any]:
-    """The key `llm` of slo.yaml, as it was typed."""
     return {"llm": text}
 
 
 def _parse_traffic(text: str) -> dict[str, Any]:
-    """The section `traffic` of a text such as "10 chat" (a rate and a task) or "10 1500 300" (and two
+    """The section `traffic` from a text such as "10 chat" (rate and task) or "10 1500 300" (rate and
     lengths).
     """
     words = text.replace(",", " ").split()
@@ -287,16 +287,18 @@ def _parse_traffic(text: str) -> dict[str, Any]:
 
 
 def _parse_slo(text: str) -> dict[str, Any]:
-    """The section `slo` of a text such as "ttft p95 2 s, tbt p99 200 ms"."""
+    """The section `slo` from a text such as "ttft p95 2 s, tbt p99 200 ms"."""
     slo: dict[str, dict[str, str]] = {}
-    for part in text.split(","):
-        match = _LIMIT.fullmatch(part)
+    for limit_text in text.split(","):
+        match = _LIMIT.fullmatch(limit_text)
         if match is None:
-            raise InputError(f"slo: expected limits such as 'ttft p95 2 s', found {part.strip()[:100]!r}")
+            raise InputError(
+                f"slo: expected limits such as 'ttft p95 2 s', found {limit_text.strip()[:100]!r}"
+            )
         slo.setdefault(match[1].lower(), {})[match[2].lower()] = space_unit(match[3])
     return {"slo": slo}
 
 
 def _parse_gpus(text: str) -> dict[str, Any]:
-    """The section `fleet` with these GPUs; nothing for "any"."""
+    """The section `fleet` with these GPUs; empty for "any"."""
     return {"fleet": {"gpus": gpus}} if (gpus := parse_stock(text)) else {}

@@ -1,4 +1,4 @@
-"""The first screen of an answer in a terminal: what the report begins with, in 80 columns. Imports within
+"""The first screen of an answer in a terminal: the beginning of the report, in 80 columns. Imports within
 functions keep other commands fast.
 """
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 LABEL, LINE = 20, 80  # Columns of a label, and of a line outside a terminal.
-# Lines in a terminal: longer ones are hard to read, and shorter ones leave no room beside a label.
+# Lines in a terminal: longer lines are hard to read, shorter lines leave no room beside a label.
 LEAST_COLUMNS, MOST_COLUMNS = 40, 110
 # `plan day` is recommended for traffic of at least LEAST_HOURS whose busiest hour has more than BUSY_FACTOR
-# times the requests of the mean hour: if it has fewer, a fleet for every hour saves little. Set by hand.
+# times the requests of the mean hour: otherwise a fleet for every hour saves little. Set by hand.
 LEAST_HOURS, BUSY_FACTOR = 3, 1.3
 
 
@@ -50,7 +50,7 @@ def print_first_screen(plan: Plan) -> None:
         *(
             ("GPUs" if isinstance(each, GpusConsidered) else "", fact_sentence(each))
             for each in plan.certificate.assumptions
-            if isinstance(each, GpusConsidered | GpusTooSmall)  # The second kind goes on in the same row.
+            if isinstance(each, GpusConsidered | GpusTooSmall)  # GpusTooSmall continues the row "GPUs".
         ),
         *(
             ("LoRA", fact_sentence(each))
@@ -58,7 +58,7 @@ def print_first_screen(plan: Plan) -> None:
             if isinstance(each, Adapters)
         ),
     ]
-    # The row "Routers", a key figure, already says of each router what this warning says.
+    # The row "Routers" of the key figures already has what this warning says.
     warnings = [each for each in plan.warnings if not isinstance(each, RoutersMiss)]
     losses = screen.losses_text(plan)
     _print_parts(
@@ -71,7 +71,7 @@ def print_first_screen(plan: Plan) -> None:
 
 
 def print_shared_screen(plan: SharedPlan) -> None:
-    """As `print_first_screen` for several LLMs together; then each LLM's fleet, which LLM gives way to
+    """As `print_first_screen`, for several LLMs together, with each LLM's fleet, which LLM gives way to
     others, and what more of a limit would save.
     """
     from planner.reports import shared_screen
@@ -86,7 +86,7 @@ def print_shared_screen(plan: SharedPlan) -> None:
 
 
 def _figure_rows(key_figures: Sequence[KeyFigure]) -> list[tuple[str, str]]:
-    """Label and text of each figure: its value, and after a colon its note if it has one."""
+    """Label and text of each figure: "value: note", or "value" without a note."""
     return [(each.name, f"{each.value}: {each.note}" if each.note else each.value) for each in key_figures]
 
 
@@ -98,8 +98,8 @@ def _print_parts(
     *,
     losses: str = "",
 ) -> None:
-    """Print a verdict, groups of answers (a card each), labelled rows of text, and warnings. `losses`: why
-    there is no answer "with a loss"; it stands where that answer would.
+    """Print a verdict, groups of answers (a card each), labelled rows of text, and warnings. `losses` says
+    why there is no answer "with a loss", and is printed in its place.
     """
     console = stdout_console(soft_wrap=True)
     columns = max(min(console.width, MOST_COLUMNS), LEAST_COLUMNS) if sys.stdout.isatty() else LINE
@@ -109,9 +109,9 @@ def _print_parts(
         console.print()
         for card in cards:
             price = "" if card.price == "none" else card.price  # An answer without a fleet has no price.
-            # The plan's fleet stands once, in the verdict or else in the plan's card.
-            is_told_elsewhere = card.has_plans_fleet and (not card.is_plan or card.fleet in verdict)
-            fleet = "" if is_told_elsewhere else card.fleet
+            # The plan's fleet is printed once: in the verdict, or else in the plan's card.
+            is_printed_elsewhere = card.has_plans_fleet and (not card.is_plan or card.fleet in verdict)
+            fleet = "" if is_printed_elsewhere else card.fleet
             texts = (price, card.difference, fleet, card.kept, card.holds)
             text = "; ".join(filter(None, texts))
             _print_labelled(console, card.name, text, columns, style="bold green" if card.is_plan else "")
@@ -125,7 +125,7 @@ def _print_parts(
 
 
 def has_busy_hours(trace: Trace) -> bool:
-    """Whether the rate rises and falls so far that a fleet of one size is too large for many hours."""
+    """Whether the rate varies so much that a fleet of one size is too large for many hours."""
     since_s = trace.arrival_s - trace.arrival_s[0]
     hours = int(since_s[-1] // HOUR_S)
     if hours < LEAST_HOURS:
@@ -148,7 +148,7 @@ def print_next(trace: Trace, out: Path | None, *, verbose: bool) -> None:
 
 
 def _print_labelled(console: Console, label: str, text: str, columns: int, *, style: str = "") -> None:
-    """Print a text beside its label, wrapped so that all lines of the text begin below one another."""
+    """Print a text beside its label, wrapped and aligned."""
     lines = textwrap.wrap(text, columns - LABEL, break_long_words=False, break_on_hyphens=False)
     for k, line in enumerate(lines):
         console.print(Text(f"{label if k == 0 else '':{LABEL}}{line}", style=style))

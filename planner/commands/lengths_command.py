@@ -1,5 +1,5 @@
-"""`plan lengths`: how well lengths of answers can be predicted from what a log has before they are made.
-Imports within functions keep other commands fast.
+"""`plan lengths`: how well output lengths can be predicted from what a log has before the output. Imports
+within functions keep other commands fast.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def judge_length_predictors(
 
 
 def lengths_document(buckets: LengthAccuracy, mean: MeanAccuracy) -> dict[str, Any]:
-    """The predictors with their errors on later requests, and what slo.yaml must say to plan with them."""
+    """The predictors with their errors on later requests, and the keys of slo.yaml to plan with them."""
     from planner.models.output_length import BUCKET_TOKENS
 
     more = "more" if buckets.accuracy_frac > buckets.majority_frac else "no more"
@@ -95,7 +95,7 @@ def lengths_document(buckets: LengthAccuracy, mean: MeanAccuracy) -> dict[str, A
 
 
 def _accuracy_cells(row: dict[str, Any]) -> dict[str, str]:
-    """The columns of a predictor's row. A predictor of buckets has empty columns of means, and vice versa."""
+    """The cells of a predictor's row: those of buckets or those of means are empty."""
     from planner.models.output_length import BUCKET_TOKENS
 
     def cell_text(key: str, text: str) -> str:

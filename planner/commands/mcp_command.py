@@ -13,7 +13,7 @@ from planner.errors import InputError, PlannerError
 from planner.files.document_values import refuse_unknown, show_value
 
 NO_VALUE = type(None)
-# The types of values that an argument with this annotation may have, and what a client is told to give.
+# By annotation of an argument: the valid types of its value, and their name in errors.
 ARGUMENT_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "Document": ((dict,), "an object"),
     "Document | str": ((dict, str), "an object, or the path of a file or folder"),
@@ -63,8 +63,8 @@ def build_server() -> Any:
 
 
 def _server_class(base: Any, error_type: type[Exception], tools: Mapping[str, Callable[..., Any]]) -> Any:
-    """The SDK's server, which refuses arguments in our words. The SDK by itself ignores an argument that a
-    tool lacks, and reports one that is missing or of another type in pydantic's words.
+    """The SDK's server with `check_arguments` before each call. The SDK by itself ignores unknown arguments,
+    and reports missing ones or wrong types in pydantic's words.
     """
 
     class CheckingServer(base):  # type: ignore[misc]
@@ -80,7 +80,7 @@ def _server_class(base: Any, error_type: type[Exception], tools: Mapping[str, Ca
 
 
 def check_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise InputError for an argument that the tool lacks, one that is missing, or one of another type."""
+    """Raise InputError for an unknown argument, a missing argument, or an argument of a wrong type."""
     parameters = inspect.signature(tool).parameters
     refuse_unknown(arguments, parameters, "arguments")
     for name, parameter in parameters.items():
@@ -88,7 +88,7 @@ def check_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> N
         if name not in arguments:
             if parameter.default is inspect.Parameter.empty:
                 raise InputError(f"{name}: is missing; give {description}")
-        # To Python a bool is an int, which is not what a client means.
+        # In Python a bool is an int, but a client that gives true does not mean 1.
         elif not isinstance(arguments[name], allowed) or (
             isinstance(arguments[name], bool) and bool not in allowed
         ):
@@ -96,7 +96,7 @@ def check_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 
 
 def _schema_reader(name: str) -> Callable[[], str]:
-    """A function that gives the schema of this name when a client asks for it."""
+    """A function that returns the schema of this name."""
 
     def read_schema() -> str:
         from planner.documents.catalog import read_catalog

@@ -199,7 +199,7 @@ def calibrate_fit(
 
 
 def _command_line(verb: str, files: Sequence[Path], options: Mapping[str, object]) -> str:
-    """The command that makes a fit again, for the fit's file: with all options that were given."""
+    """The command that makes this fit, with all given options; it is written into the fit's file."""
     words = ["plan", verb, *map(str, files)]
     for name, value in options.items():
         if value is True:
@@ -259,7 +259,7 @@ def profile_steps(
             "progress": progress,
             "catalog": catalog_rows,
         }
-        # What host and front end add is measured on vLLM's own server, so only where vLLM is installed.
+        # The time of host and front end is measured on vLLM's own server, so only where vLLM is installed.
         if steps_only or engine == "torch" or not is_installed():
             values = {"file": str(out)} | profile_summary(profile(config, out, subject, **profile_options))
         else:

@@ -15,7 +15,7 @@ from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 from planner.units import parse_quantity
 
-# The same names as in studies.pareto_page, which is imported late as it takes long.
+# The same names as in studies.pareto_page, which is imported late because that takes long.
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
 
 
@@ -71,7 +71,7 @@ def pareto(
     if json_output:
         print_json(document, study.trace.warnings)
     else:
-        # Without the column that compares each fleet with the best of one worker type per pool.
+        # `with_proof=False`: without the column on the best fleet with one worker type per pool.
         rows: list[dict[str, Any]] = [*pareto_page.frontier_table(frontier, with_proof=False)]
         print_rows(rows, pareto_page.question_line(frontier))
         print_lines(pareto_page.ended_line(frontier))

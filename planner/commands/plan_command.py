@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 
-# How long the last simulation and the files of a plan take, as measured on one core: REPORT_S for any plan,
-# and REPORT_REQUEST_S more for each request.
+# How long the last simulation and the files of a plan take, measured on one core: REPORT_S, and
+# REPORT_REQUEST_S more for each request.
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
 UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with UNFINISHED_CODE.
 UNFINISHED_CODE = OutOfTimeError.exit_code
@@ -50,9 +50,8 @@ QUESTION_FILE = "slo.yaml"  # The question is written beside the answer if it ca
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options of one run, as `plan --help` has them. `trace` may be missing if `slo` describes traffic or
-    names a trace for every LLM. Without `slo` the question is `question_options`; without `out` no file is
-    written.
+    """The options of one run (`plan --help`). `trace` may be missing if `slo` describes traffic or names a
+    trace for every LLM. Without `slo` the question is `question_options`; without `out` no file is written.
     """
 
     slo: Path | None
@@ -77,7 +76,7 @@ class PlanOptions:
     target: str | None = None
 
     def to_command_line(self) -> str:
-        """The command that makes this plan again; the report quotes it."""
+        """The command that makes this plan; the report quotes it."""
         from planner.reports.words import command_line, option_flags
 
         flag_texts = option_flags(
@@ -109,7 +108,7 @@ def plan_one(options: PlanOptions) -> None:
 
 
 def _plan_one(options: PlanOptions) -> None:
-    """As `plan_one`, when the folder is reserved and the executor is set."""
+    """As `plan_one`, after the folder is reserved and the executor is set."""
     from planner.api.inputs import requests_of
     from planner.api.planning import answer_question
     from planner.api.questions import read_task
@@ -154,7 +153,7 @@ def _plan_one(options: PlanOptions) -> None:
             requests, catalog, options.seed, options.time_limit_s, progress, Answers(file=answer_file)
         )
         searched_count = searched_requests(task, requests, work_limit_s(options.time_limit_s))
-        # The search may use what reading took and writing will take off the time limit.
+        # Reading (`progress.taken_s()`) and writing are taken off the time limit of the search.
         writing_s = 0.0 if options.out is None else report_s(searched_count) * progress.wall_per_cpu()
         study.taken_s = progress.taken_s() + writing_s
         best_so_far = BestSoFar(options.out)
@@ -168,7 +167,7 @@ def _plan_one(options: PlanOptions) -> None:
                     watch=best_so_far.note_progress,
                     on_paper=lambda _, fleet: progress.print_estimate(estimate_text(fleet)),
                 )
-        except BaseException as error:  # Also MemoryError and what pools of processes raise for it.
+        except BaseException as error:  # Also MemoryError, and what process pools raise instead of it.
             if (missing := missing_resource(error)) is None:
                 raise
             raise PlannerError(
@@ -217,7 +216,7 @@ def _save_plan(planned: PlanResult, options: PlanOptions, out: Path) -> tuple[st
 
 
 def estimate_text(fleet: Fleet) -> str:
-    """The line that shows the fleet on paper as an estimate, long before that for production is known."""
+    """The line that shows the fleet on paper as an estimate, long before production is found."""
     from planner.reports.words import describe_fleet
     from planner.search.problem.bill import bill_fleet
 
@@ -228,13 +227,13 @@ def estimate_text(fleet: Fleet) -> str:
 
 
 def report_s(requests: int) -> float:
-    """Roughly the seconds to simulate a plan of this many requests once and to write its files."""
+    """A rough time [s] to simulate a plan of this many requests once and to write its files."""
     return REPORT_S + REPORT_REQUEST_S * requests
 
 
 def _open_answer_file(options: PlanOptions, question: TaskDocument, requests: Trace) -> AnswerFile | None:
-    """The file in which this run keeps its simulated answers; with --resume those of an earlier run are
-    loaded. None without -o.
+    """The file in which this run stores the verdicts of its simulations; --resume loads those of an earlier
+    run. None without -o.
     """
     from planner.search.oracle.resuming import AnswerFile, question_digest
 
@@ -242,7 +241,7 @@ def _open_answer_file(options: PlanOptions, question: TaskDocument, requests: Tr
         if options.resume:
             raise InputError("--resume: name the folder of the run that is to go on with -o")
         return None
-    # Other values of these options make the search simulate other fleets, whose answers are of no use here.
+    # With other values of these options the search simulates other fleets, so a run cannot be resumed.
     catalog = None if options.catalog is None else str(options.catalog)
     run_settings = (options.prove, options.explain, options.per_gpu, catalog)
     answer_file = AnswerFile(
@@ -254,14 +253,14 @@ def _open_answer_file(options: PlanOptions, question: TaskDocument, requests: Tr
 
 
 class BestSoFar:
-    """The best fleet that a search has found, which an interrupt leaves in the folder `out`."""
+    """The best fleet so far of a search; an interrupt writes it into the folder `out`."""
 
     def __init__(self, out: Path | None) -> None:
         self.out = out
         self.latest: SearchProgress | None = None
 
     def note_progress(self, latest: SearchProgress) -> None:
-        """Remember what the search has, once it has a fleet."""
+        """Remember the latest state of the search that has a fleet."""
         if latest.fleet is not None:
             self.latest = latest
 
@@ -287,14 +286,14 @@ class BestSoFar:
 
 
 def interrupt_message(out: Path) -> Callable[[], str]:
-    """A function for `saving_on_interrupt`: it says whether this run's plan and its report are already in
+    """A function for `saving_on_interrupt`: it says whether this run has written its plan and report to
     `out`.
     """
     files = out / "plan.yaml", out / "report.html"
 
-    # Files are replaced, never changed, so that a new inode number shows that this run wrote the file.
+    # Files are replaced, never changed, so a new inode number shows that this run wrote the file.
     def inode_numbers() -> list[int | None]:
-        """The inode number of each file; None for a file that is not there."""
+        """The inode number of each file; None for a missing file."""
         return [path.stat().st_ino if path.exists() else None for path in files]
 
     before = inode_numbers()
@@ -402,7 +401,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
 
 
 def _print_proof(plan: Plan) -> None:
-    """Print what was proved of the fleet on paper, the alternatives, and the GPUs left out as unchecked."""
+    """Print the proof for the fleet on paper, the alternatives, and the GPUs left out as unchecked."""
     from planner.documents.facts import UncheckedLeftOut
     from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
     from planner.reports.words import (
@@ -439,7 +438,7 @@ def _print_proof(plan: Plan) -> None:
 
 
 def _print_prefixes(plan: Plan) -> None:
-    """Print how many prompt tokens hit in each pool's caches, and how well pinned prefixes are placed."""
+    """Print the share of prompt tokens that hit in each pool's caches, and how pinned prefixes are placed."""
     from planner.documents.facts import PinsPlaced
     from planner.reports.fact_sentences import fact_sentence
     from planner.reports.prefix_values import keep_alive_text
@@ -459,9 +458,8 @@ def _print_prefixes(plan: Plan) -> None:
 
 
 def _print_written(out: Path, written: tuple[str, ...]) -> None:
-    """Print the files that were written into `out`; for files in a folder below it only that folder."""
-    parts = (name.partition("/") for name in written)
-    names = dict.fromkeys(f"{file_or_folder}{slash}" for file_or_folder, slash, _ in parts)
+    """Print the files in `out` that were written; of files in a subfolder only the subfolder."""
+    names = dict.fromkeys("".join(name.partition("/")[:2]) for name in written)
     print_lines(f"written to {out}: {', '.join(names)}")
 
 
@@ -484,7 +482,8 @@ def _print_tables(plan: Plan) -> None:
             **({"DP": pool.type.dp} if has_ranks else {}),
             "PP": pool.type.pp,
             "tokens/step": pool.type.max_num_batched_tokens,
-            **({"drafts": pool.type.step_tokens - 1} if has_drafts else {}),  # One token is no draft.
+            # One token of a step is no draft.
+            **({"drafts": pool.type.step_tokens - 1} if has_drafts else {}),
             by_gpu: round(pool.count * pool.type.price_usd_per_h, 2),
         }
         for pool in plan.fleet.pools
@@ -497,7 +496,7 @@ def _print_tables(plan: Plan) -> None:
 
 
 def _print_several(shared_plan: SharedPlan, out: Path, *, verbose: bool) -> None:
-    """Print the answer for several LLMs, and where it is: the plan of each LLM in a folder of its name."""
+    """Print the answer for several LLMs, and where its files are."""
     print_shared_screen(shared_plan)
     if verbose:
         _print_shared_details(shared_plan)

@@ -1,5 +1,5 @@
-"""`plan prefixes`: what the prompts of a trace share, and where to keep it. Imports within functions keep
-other commands fast.
+"""`plan prefixes`: the prefixes that prompts of a trace share, and which workers should cache them. Imports
+within functions keep other commands fast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.traffic.prefixes import PrefixSummary
     from planner.traffic.trace import Trace
 
-MOST_ROWS = 20  # At most this many placed prefixes are printed, the most requested first; chosen by hand.
+MOST_ROWS = 20  # Prints at most this many placed prefixes, the most requested first; chosen by hand.
 
 
 def plan_prefixes(
@@ -66,7 +66,7 @@ def plan_prefixes(
     from planner.studies.prefix_study import NAMES, prefix_document, render_prefixes, study_prefixes
     from planner.traffic.trace import spread_stamps
 
-    if tree is not None and {trace, slo, fleet, pool, out} == {None}:  # A tree goes with none of these.
+    if tree is not None and {trace, slo, fleet, pool, out} == {None}:  # --tree excludes these options.
         _print_tree_placement(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
         return
     _check_one_source(trace, slo, tree)
@@ -78,10 +78,10 @@ def plan_prefixes(
         doubts: tuple[str, ...] = ()
         if fleet is not None and placed_fleet is not None:
             doubts = print_warnings(fleet_file_doubts(fleet, placed_fleet))
-            prefill_pool(placed_fleet, pool)  # A wrong pool ends the command before a long trace is read.
+            prefill_pool(placed_fleet, pool)  # Refuses a wrong pool before a long trace is read.
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         _check_described(slo, requests)
-        requests = spread_stamps(requests, seed=seed)  # `read_requests` keeps stamps of a coarse clock.
+        requests = spread_stamps(requests, seed=seed)  # `read_requests` does not spread equal time stamps.
         study = study_prefixes(
             requests, placed_fleet, pool=pool, seed=seed, time_limit_s=time_limit, progress=progress
         )
@@ -157,8 +157,8 @@ def _print_tree_placement(tree: Path, *, time_limit_s: float, seed: int, json_ou
 
 
 def _print_summary(summary: PrefixSummary) -> None:
-    """Print what the prompts share, and what caches of several sizes save. Measures from a paper keep the
-    paper's names for them, with the paper in brackets.
+    """Print what the prompts share, and what caches of several sizes save. Measures of a paper have the
+    paper's names, with the paper in brackets.
     """
     sharing = summary.sharing
 
@@ -207,7 +207,7 @@ def _print_summary(summary: PrefixSummary) -> None:
 
 
 def _print_plan(placed: PlacedPrefixes) -> None:
-    """Print which prefixes the workers of a pool should keep, and what that saves by the model's estimate."""
+    """Print which prefixes the workers of a pool should keep, and the estimated savings."""
     from planner.reports.prefix_values import placed_rows
     from planner.studies.prefix_study import ESTIMATE
 
@@ -248,7 +248,7 @@ def _print_plan(placed: PlacedPrefixes) -> None:
 
 
 def _print_simulated(pool_prefixes: PoolPrefixes) -> None:
-    """Print the hits and loads of a simulation with cold caches beside those that were planned."""
+    """Print simulated hits and loads, from cold caches, beside the planned ones."""
     planned, load = pool_prefixes.plan.replication.load, pool_prefixes.simulated_load
     print_mapping(
         {

@@ -14,23 +14,23 @@ from planner.domain import Slo
 from planner.slo_metrics import metric_label, verdict_word
 from planner.units import count_text, show_beside, show_clock, show_percent, show_s, show_share
 
-PIPE_COLUMNS = 500  # Wide enough that no name is folded: grep would not find a folded one.
+PIPE_COLUMNS = 500  # So wide that no name is folded: grep does not find folded names.
 
 
 def stdout_console(*, soft_wrap: bool = False) -> Console:
-    """A console as wide as the terminal, or as COLUMNS says; otherwise, in a file or a pipe, PIPE_COLUMNS."""
+    """A console as wide as the terminal, or as COLUMNS says; PIPE_COLUMNS wide in a file or a pipe."""
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ  # Rich reads COLUMNS.
     return Console(highlight=False, soft_wrap=soft_wrap, width=None if has_width else PIPE_COLUMNS)
 
 
 def print_lines(*lines: str, style: str = "") -> None:
-    """Print texts, a line each, which a narrow terminal wraps. Brackets in them are no markup."""
+    """Print texts, a line each, which a narrow terminal wraps. Brackets are printed as they are."""
     for line in lines:
         stdout_console(soft_wrap=True).print(line, style=style or None, markup=False)
 
 
 def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
-    """Print a document. If `warnings` has any, they and those of the document come first, each once."""
+    """Print a document. `warnings`, if any, are put before the document's own, each once."""
     if warning_list := list(warnings):
         all_warnings = list(dict.fromkeys((*warning_list, *document.get("warnings", ()))))
         document = {"warnings": all_warnings, **{k: v for k, v in document.items() if k != "warnings"}}
@@ -38,21 +38,23 @@ def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
 
 
 def print_rows(rows: list[dict[str, Any]], title: str) -> None:
-    """Print a table of rows with the same keys. Names in the first column break only beyond half a line."""
+    """Print a table of rows with the same keys. Names in the first column are folded only if they are longer
+    than half a line.
+    """
     table, console = Table(), stdout_console()
     for k, column in enumerate(rows[0] if rows else ()):
         longest = max(len(short_text(row[column])) for row in rows)
         is_whole = k == 0 and longest <= console.width // 2
         table.add_column(Text(str(column)), overflow="fold", no_wrap=is_whole)
     for row in rows:
-        # In a `Text` brackets are no markup: a bucket may be named "chat [eu]".
+        # A `Text` has no markup: a bucket may be named "chat [eu]".
         table.add_row(*(Text(short_text(value)) for value in row.values()))
     print_lines(title, style="italic")  # The title of a rich.Table breaks where the table ends.
     console.print(table)
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> None:
-    """Print a table from reports/words.py, given as its heading and its rows, as `print_rows` does."""
+    """As `print_rows`, for a table given as its heading and its rows."""
     print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
 
 
@@ -93,8 +95,8 @@ def short_text(value: Any) -> str:
 
 def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
     """The table of an SLO, from a document of `verdict_document`: a row for each limit, for `attainment` and
-    for each guarantee to tenants. If windows are judged, a row below each shows the worst of them. "within"
-    is the share of requests that keep the limit; of a guarantee, the tenant that is served worst.
+    for each guarantee to tenants. If windows are judged, a row below each of them shows the worst window.
+    "within" is the share of requests that keep the limit; for a guarantee, the tenant that is served worst.
     """
     rows: list[dict[str, Any]] = []
 
@@ -140,14 +142,14 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
 
 
 def simulated_text(line: dict[str, Any]) -> str:
-    """What a line of an SLO comes to. Its percentile is never reached where too many requests are lost."""
+    """The simulated value of a line of an SLO; "never" if too many requests are lost for its percentile."""
     if not line["judged"]:
         return "not judged"
     return "never" if line["simulated_s"] is None else show_beside(line["simulated_s"], line["limit_s"])[0]
 
 
 def loud_verdict(verdict: str) -> str:
-    """The verdict in a terminal, where a miss must not be overlooked."""
+    """The verdict in a terminal, with a miss in capitals."""
     return "MISSED" if verdict == "missed" else verdict
 
 
@@ -158,5 +160,5 @@ def window_text(worst: dict[str, Any], window_count: int) -> str:
 
 
 def seconds_cell(seconds: float | None) -> str:
-    """A time in a cell; "-" for one that never came, which JSON has as null."""
+    """A time in a cell; "-" for None: it never came."""
     return "-" if seconds is None else show_s(seconds)

@@ -1,5 +1,5 @@
-"""`plan replan`: from a running fleet to one that keeps today's SLO, at the least cost of change and rent.
-Imports within functions keep other commands fast.
+"""`plan replan`: from a running fleet to a fleet that keeps today's SLO, at the least cost of change and
+rent. Imports within functions keep other commands fast.
 """
 
 from pathlib import Path
@@ -81,8 +81,8 @@ def replan(
 
 
 def _print_answer(document: dict[str, Any], planned_on: str) -> None:
-    """Print how today's traffic differs from the traffic planned for, the change of workers, the SLO with and
-    without it, and the cost of every way to go on.
+    """Print how today's traffic differs from the planned traffic, the change of workers, the SLO before and
+    after it, and the cost of every candidate fleet.
     """
     if document["drift"] is None:
         print_lines(f"there is no {planned_on}: what the fleet was planned on is not known")
@@ -103,7 +103,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
     print_lines(head, style="bold")
     moves = document["moves"]
     print_rows([dict(move) for move in moves], "workers")
-    # The words of a worker: role, GPU, settings.
+    # `worker` is a text: role, GPU, settings.
     if any(move["worker"].split()[1].endswith(OWNED) and move["after"] < move["before"] for move in moves):
         print_lines("owned workers that stop are switched off, not sold: their electricity is saved")
     limits = [
@@ -152,9 +152,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
 
 
 def slo_text(way: dict[str, Any]) -> str:
-    """Whether a way keeps the SLO within the limits; one that keeps it on today's traffic may do so in too
-    few scenarios.
-    """
+    """Whether a candidate fleet keeps the SLO, in enough scenarios or only as written, within the limits."""
     if way["holds"]:
         return "kept"
     if way["beyond"]:

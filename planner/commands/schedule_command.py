@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planner.reports.schedule_page import ScheduleAnswer
 
 
-LEAST_WINDOW_S = 1.0  # A shorter window is taken for a typing error; set by hand.
+LEAST_WINDOW_S = 1.0  # A shorter window is refused as a typing error; set by hand.
 GAP_LEFT_OPEN = 4  # The exit code if time ran out before the cost was within --gap of the bound.
 
 MarketArgument = Annotated[
@@ -105,7 +105,7 @@ def schedule(
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         caveats = [caveat] if (caveat := schedule_caveat(market, has_question=slo is not None)) else []
-        # Only a plan.yaml has a caveat, so there is a fleet; doubts about it are printed too.
+        # Only a plan.yaml has a caveat, so with one there is a fleet, which may have doubts too.
         doubts = print_warnings(fleet_file_doubts(market, read_fleet(market, catalog)) if caveats else ())
         warnings = [*caveats, *doubts] + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(
@@ -150,7 +150,7 @@ def _files_by_llm(traces: list[str]) -> dict[str, Path]:
 
 
 def _print_answer(answer: ScheduleAnswer) -> None:
-    """Print GPUs, workers, the cost with its bound, what other ways to schedule cost, and the simulation."""
+    """Print GPUs, workers, the cost with its bound, the cost of other schedules, and the simulation."""
     from planner.reports import schedule_page
 
     windows = answer.demand.rate_rps.shape[1]

@@ -63,7 +63,7 @@ ToleranceOption = Annotated[
 TimeOption = Annotated[
     float, typer.Option("--time-limit", min=0.1, help="Seconds after which the search is given up.")
 ]
-USUAL_LIMIT_S = 1800.0  # The time limit that a user gets without --time-limit; set by hand.
+USUAL_LIMIT_S = 1800.0  # The default of --time-limit; set by hand.
 
 
 def find_goodput(
@@ -110,7 +110,7 @@ def find_goodput(
         searched_fleet = read_fleet(file, catalog_rows, slo=slo)
         doubts = print_warnings(fleet_file_doubts(file, searched_fleet))
         traffic = traffic_option(None, scale, window)
-        # Whether the requests are the plan's own; the SLO may be the plan's even if they are not.
+        # Whether the requests are the plan's own. The SLO may be the plan's even with other requests.
         is_planned = trace is None and is_plan_folder(file) and (slo is None or not describes_traffic(slo))
         planned = planned_slo_and_trace(file, catalog_rows) if is_planned or slo is None else None
         planned_slo, planned_trace = (None, None) if planned is None else planned
@@ -158,8 +158,8 @@ def _fleet_or_plan(plan: Path | None, fleet: Path | None, slo: Path | None) -> P
 
 
 def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
-    """Print the rate and its cost, notes, and the simulated limits at this rate. `is_planned` says whether
-    the requests are those of a plan.
+    """Print the rate and its cost, notes, and the simulated limits at this rate. `is_planned`: the requests
+    are those of the plan.
     """
     document = result.to_dict()
     print_mapping(
@@ -189,7 +189,7 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
 
 
 def _bracket_text(holds_at_rate: dict[float, bool]) -> str:
-    """The simulated rates between which the goodput lies, for a search that is stopped."""
+    """The simulated rates between which the goodput lies, for the error of a stopped search."""
     holding_rps = [rate for rate, holds in holds_at_rate.items() if holds]
     failing_rps = [rate for rate, holds in holds_at_rate.items() if not holds]
     parts = [f"{show_digits(max(holding_rps), 4)} requests/s hold"] if holding_rps else []

@@ -19,7 +19,7 @@ def out_file(help: str) -> Any:
 
 
 def _file_path(text: str) -> Path:
-    """The path of a file; refuses `folder/`, whose slash a Path would forget."""
+    """The path of a file; refuses `folder/`, which a Path would read as a file `folder`."""
     if os.path.basename(text) in ("", ".", ".."):  # noqa: PTH119
         raise InputError(f"-o {text!r}: names a folder, and one file is written; name that file")
     return Path(text)
@@ -61,7 +61,7 @@ PngOption = Annotated[
 
 
 def _rate_rps(text: str) -> float:
-    """A rate in requests/s, with or without a unit, as slo.yaml has it."""
+    """A rate in requests/s, with or without a unit, as in slo.yaml."""
     try:
         return float(text)
     except ValueError:

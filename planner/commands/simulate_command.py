@@ -114,8 +114,8 @@ def simulate(
         check_output_file(out)
         refuse_to_overwrite([out], fleet_file, trace, slo)
     if autoscale is not None or start is not None:
-        # Several seeds, a closed loop, a rate or a window do not go with a controller. Beside one of them the
-        # SLO file is not passed on, and `run_controller` then raises an error that names them all.
+        # A controller excludes several seeds, a closed loop, a rate and a window. With one of these the SLO
+        # file is not passed on, so that `run_controller` raises an error that names them all.
         limits = None if seeds > 1 or closed_loop or rate or window else slo
         settings = (autoscale, start, catalog, seed, out, drop_invalid, json_output)
         run_controller(fleet_file, trace, limits, *settings)
@@ -128,7 +128,7 @@ def simulate(
         requests = read_requests(
             trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None
         )
-        doubts += requests.warnings + _say_doubts(fleet, requests)
+        doubts += requests.warnings + _print_unmodelled(fleet, requests)
         seeds_text = "" if seeds == 1 else f"{seeds} seeds of "
         workers_text = count_text(fleet.workers, "worker")
         progress(f"simulating {seeds_text}{count_text(len(requests), 'request')} on {workers_text}")
@@ -150,15 +150,15 @@ def simulate(
 
 
 def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[str, Any]:
-    """What --explain-routing (at `moments` moments, 0 without it) and --operators add to the answer."""
+    """The keys that --explain-routing (at `moments` moments; 0: without it) and --operators add."""
     from planner.studies.routing_moments import routing_document
 
     routing = {"routing": routing_document(result.explain_routing(moments))} if moments else {}
     return routing | ({"operators": result.operator_rows()} if operators else {})
 
 
-def _say_doubts(fleet: Fleet, requests: Trace) -> tuple[str, ...]:
-    """Print and return what a simulation of these requests on this fleet does not model."""
+def _print_unmodelled(fleet: Fleet, requests: Trace) -> tuple[str, ...]:
+    """Print and return warnings of what a simulation of these requests on this fleet does not model."""
     from planner.reports.fact_sentences import fact_sentences_of
     from planner.reports.words import spot_caveat
     from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
@@ -171,7 +171,7 @@ def _say_doubts(fleet: Fleet, requests: Trace) -> tuple[str, ...]:
 
 
 def _needs_one_run(options: Mapping[str, bool], seeds: int, autoscale: str | None) -> None:
-    """Refuse options that explain one run of a fixed fleet where there are several, or its size changes."""
+    """Refuse `options`, which explain one run of a fixed fleet, together with --seeds or --autoscale."""
     conflicting = "--seeds" if seeds > 1 else "--autoscale" if autoscale is not None else ""
     for name, is_given in options.items():
         if is_given and conflicting:
@@ -179,7 +179,7 @@ def _needs_one_run(options: Mapping[str, bool], seeds: int, autoscale: str | Non
 
 
 def _moments_to_explain(is_explained: bool, moments: int | None) -> int:
-    """At how many moments the routing is explained; 0 if it is not to be explained."""
+    """At how many moments the routing is explained; 0 without --explain-routing."""
     from planner.studies.routing_moments import DEFAULT_MOMENTS, check_moments
 
     if moments is not None and not is_explained:
@@ -283,7 +283,7 @@ def _print_routing(routing: dict[str, Any]) -> None:
     """The moments as a table, and a sentence per role."""
 
     def fewest_cell(row: dict[str, Any]) -> str:
-        # The solver found no packing; its bound may still show that all workers are too few.
+        # Without a packing, the solver's bound may still show that all workers are too few.
         if row["fewest"] is None:
             return f"more than {row['workers']}" if row["fewest_bound"] > row["workers"] else "none found"
         return f"{row['fewest']}" if row["is_fewest"] else f"{row['fewest_bound']} to {row['fewest']}"
@@ -366,7 +366,7 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
 
 
 def _interval_cell(value: dict[str, float | None]) -> str:
-    """Mean ± half of the 95 % interval, whose upper end is `high`."""
+    """The mean ± half of the width of the 95 % interval; `high` is the interval's upper end."""
     if value["mean"] is None or value["high"] is None:
         return "-"
     half_s = value["high"] - value["mean"]

@@ -61,7 +61,7 @@ def tiers(
 
 
 def best_line(choices: TierStudy) -> str:
-    """The best tiers in one sentence, with what they save against none."""
+    """A sentence on the best tiers, and what they save against a fleet without tiers."""
     from planner.studies.tier_study import show_sizes
 
     best, without = choices.best, choices.without
@@ -95,7 +95,7 @@ def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
 
 
 def tiers_document(choices: TierStudy) -> dict[str, Any]:
-    """What `--json` prints: every choice, the best one, and the break-even of each tier and worker type."""
+    """What `--json` prints: all choices, the best, and the break-even of each tier and worker type."""
     best_usd, without_usd = choices.best.usd_per_h, choices.without.usd_per_h
     return {
         "choices": [_row_document(row) for row in choices.answers],

@@ -111,15 +111,15 @@ def summarise_or_convert_trace(
     if out is not None:
         refuse_to_overwrite([out], *files)
     with Progress() as progress:
-        # A --map names columns of requests, so files with one hold no metrics. Metrics have neither tenants,
-        # rows nor dates, so the options for these do nothing.
+        # --map names columns of requests, so with it files hold no metrics. Metrics have no tenants, rows or
+        # dates, so they ignore the options for these.
         metered = read_metered_traffic(files, every=every, format=format) if columns is None else None
         if metered is not None:
             if agents is not None:
                 raise InputError("--agents: the files hold metrics and no sessions; drop it")
             _write_metered_traffic(metered, files, out, json_output=json_output)
             return
-        if hash_ids and not salt:  # A salt makes the reader hash names.
+        if hash_ids and not salt:  # The reader hashes names if it gets a salt.
             salt = secrets.token_hex(16)
         log_options = _log_options(columns, format, timezone, salt)
         log = _read_or_ask(files, log_options, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output)
@@ -135,13 +135,13 @@ def summarise_or_convert_trace(
 
 
 def _log_options(map: str | None, format: str | None, timezone: str | None, salt: str | None) -> LogOptions:
-    """What the options say of a log; raises InputError for a value that is not known."""
+    """The options for reading a log; raises InputError for an unknown value."""
     from planner.traffic.logs.log_columns_map import parse_columns
     from planner.traffic.logs.log_reading import NAMES, LogOptions
     from planner.traffic.logs.times import zone_of
 
     if timezone is not None:
-        zone_of(timezone)  # Raises for an unknown one.
+        zone_of(timezone)  # Raises for an unknown time zone.
     if format in METRICS and map is not None:
         raise InputError(f"--map: {format} holds metrics, which have no columns of requests; drop it")
     if format is not None and format not in NAMES:
@@ -171,7 +171,7 @@ def _read_or_ask(
 
 
 def _put_to_work(log: ReadTrace, agents: int, duration: str, longest_pause: str, seed: int) -> ReadTrace:
-    """The requests of this many agents, who take the sessions that were read."""
+    """The requests of this many agents, who work through the sessions of the log."""
     from planner.traffic.recorded_agents import agents_at_once
 
     requests = agents_at_once(
@@ -185,7 +185,7 @@ def _put_to_work(log: ReadTrace, agents: int, duration: str, longest_pause: str,
 
 
 def _write_trace(log: ReadTrace, out: Path | None) -> None:
-    """Write the trace as the ending of `out` says; nothing without `out`."""
+    """Write the trace to `out`, if given, in the format of its ending."""
     from planner.files.checked_files import write_file, write_parts
     from planner.traffic.trace_writing import to_csv, to_jsonl
 
@@ -197,12 +197,12 @@ def _write_trace(log: ReadTrace, out: Path | None) -> None:
     if ending == ".jsonl":
         write_file(out, to_jsonl(log.trace, with_llm=True))
     else:
-        # `to_csv` yields the text in parts, and writes a column for the LLM without being told.
+        # `to_csv` yields the text in pieces, and always writes a column for the LLM.
         write_parts(out, to_csv(log.trace))
 
 
 def _print_summary(log: ReadTrace, files: list[Path], *, json_output: bool) -> None:
-    """Print what a trace is like, and how the log from which it comes was read."""
+    """Print the summary of a trace, and how its log was read."""
     from planner.traffic.workload import summarise_trace
 
     summary: dict[str, Any] = summarise_trace(log.trace).as_dict()
@@ -248,6 +248,6 @@ def _write_metered_traffic(
     elif out is None:
         typer.echo(text, nl=False)
     else:
-        # The histograms are in the file; here one of them would make a line of 500 columns.
+        # Without the key `traffic`, whose histograms would make lines of 500 columns; they are in the file.
         print_mapping({k: v for k, v in metered.to_summary().items() if k != "traffic"}, str(out))
         print_lines(f"next: add llm and slo to {out}, then plan --slo {out}")

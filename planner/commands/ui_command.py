@@ -1,4 +1,4 @@
-"""`plan ui`: the planner in a browser. What takes long to import is imported within `show_ui`."""
+"""`plan ui`: the planner in a browser. Slow imports are within `show_ui`."""
 
 import importlib.util
 import os
@@ -12,12 +12,12 @@ import typer
 from planner.commands import shared_options
 from planner.errors import InputError
 
-# Names of this machine for itself; no other machine reaches a server that listens there.
+# Addresses of this machine for itself: no other machine can connect to a server that listens there.
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BLUE = "#0072b2"
 # The dark theme has the colours of the dark report (reports/page.css).
 LIGHT_BLUE, DARK_PAGE, DARK_CARD, DARK_INK = "#56b4e9", "#12161c", "#1a2029", "#e6eaf0"
-INK = "#0d1117"  # So dark that captions, drawn at 60 % opacity, keep a contrast of 4.5.
+INK = "#0d1117"  # So dark that captions, which have 60 % opacity, have a contrast of 4.5.
 
 
 def show_ui(
@@ -64,8 +64,9 @@ def show_ui(
     os.environ["FLEETPLAN_UI_FOLDER"] = str(folder.resolve())
     if catalog is not None:
         os.environ["FLEETPLAN_UI_CATALOG"] = str(catalog.resolve())
-    # With PYTHONSAFEPATH a file ui.py in the working folder is not imported in place of the package `ui`. But
-    # it also hides the package of a clone that is not installed, so PYTHONPATH names the folder of `ui`.
+    # PYTHONSAFEPATH prevents that a file ui.py in the working folder is imported in place of the package
+    # `ui`. It also hides the packages of a clone that is not installed, so PYTHONPATH names the folder of
+    # `ui`.
     os.environ["PYTHONSAFEPATH"] = "1"
     paths = (str(ui_folder.parent), os.environ.get("PYTHONPATH", ""))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from planner.runtime.analysis import ValidationSetup
 
 SLO_MISSED, PREDICTION_OFF = 5, 6  # Exit codes.
-# So many random characters of base 64 have 96 bits, which nobody can guess over a network.
-LEAST_KEY_CHARACTERS = 16
+LEAST_KEY_CHARACTERS = 16  # In base 64 these are 96 random bits, which nobody can guess over a network.
 
 PlanArgument = Annotated[
     Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, its folder, or a fleet.yaml.")
@@ -182,7 +181,7 @@ def validate(
         "max_requests": max_requests,
         "prometheus": prometheus or (),
     }
-    if url is not None:  # Both have defaults; without an endpoint they would be refused.
+    if url is not None:  # Without an endpoint these keys are refused, and both options have defaults.
         keys |= {"max_failed_frac": max_failed, "timeout_s": timeout}
     with Progress(quiet=quiet) as keys["progress"]:
         rows, file, traffic = read_catalog(catalog), plan_file(plan), traffic_option(rate, scale, window)
@@ -197,7 +196,7 @@ def validate(
 
 
 def _doubts_of(file: Path, slo: Path | None, catalog: Catalog) -> list[str]:
-    """What is doubtful in a fleet file; a wrong one ends the command here, before a long trace is read."""
+    """What is doubtful in a fleet file. An invalid file is refused here, before a long trace is read."""
     from planner.api.inputs import fleet_file_doubts, read_fleet
 
     return fleet_file_doubts(file, read_fleet(file, catalog, slo=slo), slo=slo, catalog=catalog)
@@ -217,7 +216,7 @@ def _parse_prices(text: str | None) -> tuple[float, float] | None:
 
 
 def _print_result(result: ValidationResult, out: Path, warnings: Iterable[str], *, json_output: bool) -> None:
-    """Print what was measured beside what was predicted; as one JSON object with `json_output`."""
+    """Print measured and predicted figures; as one JSON object with `json_output`."""
     from planner.runtime.validation_document import STATUSES, error_rows
 
     document = result.to_dict()
@@ -267,7 +266,7 @@ def serve(
     from planner.documents.fleet_file import max_model_len_of
 
     need_aiohttp()
-    import asyncio  # Imported here, because it would take every command a twentieth of a second.
+    import asyncio  # Imported here, because the import takes 0.05 s.
 
     from planner.files.checked_files import check_output_directory, read_yaml
     from planner.manifests.engine_command import why_not_started
@@ -315,8 +314,8 @@ def serve(
 
 
 def _warm_prompts(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmPrompt, ...]:
-    """The prompts of warm-up.json, which workers compute at the start and keep; none without the file. Raises
-    InputError if the fleet's workers keep pinned prefixes and the file is missing.
+    """The prompts of warm-up.json, which workers compute at the start and cache; empty without the file.
+    Raises InputError if the fleet has pinned prefixes and the file is missing.
     """
     from planner.documents.warm_up import read_warm_up
 
@@ -339,7 +338,7 @@ def _engines_to_start(
     from planner.api.validating import validation_setup
     from planner.traffic.trace import Trace
 
-    # A setup needs a trace: here one request of one token, which is never sent, as no traffic is replayed.
+    # A setup needs a trace: here one request of one token, which is never sent, because nothing is replayed.
     unused = Trace("none", np.zeros(1), np.ones(1, np.int64), np.ones(1, np.int64))
     return validation_setup(
         options, fleet=fleet, trace=unused, slo=Slo(()), max_model_len=longest_tokens, seed=seed
@@ -347,13 +346,13 @@ def _engines_to_start(
 
 
 def _read_keys(file: Path | None) -> tuple[str, ...]:
-    """The API keys in a file, else in the environment. They are no option, because everybody on the machine
-    can read its command lines. Raises InputError for a key that is short or not in plain ASCII.
+    """The API keys in a file, else in the environment. No option takes keys, because everybody on the machine
+    can read command lines. Raises InputError for a key that is short or not in plain ASCII.
     """
     from planner.files.checked_files import open_text
 
     if file is None:
-        # Taken out of the environment, which the engines inherit.
+        # `pop`, because the engines inherit the environment.
         where, lines = f"${API_KEYS}", os.environ.pop(API_KEYS, "").split(",")
     else:
         where = str(file)
@@ -365,7 +364,6 @@ def _read_keys(file: Path | None) -> tuple[str, ...]:
     for number, key in enumerate(keys, start=1):
         if not all("!" <= letter <= "~" for letter in key):
             raise InputError(f"{where}: key {number} holds a space or another letter than ASCII's")
-    # Lengths are checked after the letters of all keys.
     for number, key in enumerate(keys, start=1):
         if len(key) < LEAST_KEY_CHARACTERS:
             raise InputError(

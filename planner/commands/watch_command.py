@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 EXIT_CODES = {  # By `WatchResult.status`.
     "inside": 0,  # No drift, or a drift to less work.
-    "drifted": 6,  # A drift to more work, which the plan carries or may carry.
-    "outgrown": 5,  # A drift to surely more than the plan carries.
+    "drifted": 6,  # A drift to more work, which the plan's fleet carries or may carry.
+    "outgrown": 5,  # A drift to more work than the plan's fleet can carry.
     "missed": 5,  # A limit of the SLO is missed now.
 }
-LEAST_EVERY_S = 1.0  # A shorter time between two looks would load the server for no new samples.
+LEAST_EVERY_S = 1.0  # Querying more often would load the server and give no new samples.
 NEW_FLEET = "replanned-fleet.yaml"
 
 
@@ -115,7 +115,7 @@ def _look_repeatedly(
     export: str | None,
     **options: Any,
 ) -> None:
-    """Look every `every_s` seconds until the process is ended. `options` are those of `_look_once`."""
+    """Look every `every_s` seconds until the process ends. `options` are those of `_look_once`."""
     from planner.runtime.prometheus_server import PrometheusError
     from planner.runtime.watch_exporter import Exporter
 
@@ -126,12 +126,11 @@ def _look_repeatedly(
             result = _look_once(expected, source, slo, is_line=True, before=result, **options)
             if exporter is not None:
                 exporter.show(result.watched)
-        # The server may answer the next time. Any other error ends the watch, such as answers with no whole
+        # The server may answer next time. Any other error ends the watch, such as answers without a whole
         # window of samples.
         except PrometheusError as error:
             typer.echo(f"plan: {error}", err=True)
-        # After a look that took longer than --every the next one begins at once, and looks that would have
-        # come in between are left out.
+        # If a look took longer than --every, the next look begins at once, and missed looks are skipped.
         next_s = max(next_s + every_s, time.monotonic())
         time.sleep(max(next_s - time.monotonic(), 0.0))
 
@@ -149,8 +148,8 @@ def _look_once(
 ) -> WatchResult:
     """Compare metrics with the plan once, print the result, write files.
 
-    `is_line`: JSON on one line. `before` is the result of the last look. If little has changed since then,
-    its replan is used again in place of a new search (`watch_api.look_once`).
+    `is_line`: JSON on one line. `before` is the previous result, whose replan is reused if little has changed
+    (`watch_api.look_once`).
     """
     from planner.api import watch_api
     from planner.documents.fleet_file import fleet_document
@@ -166,7 +165,7 @@ def _look_once(
         if result.replan is not None and not result.replan.keeps_running:
             contents[NEW_FLEET] = checked_files.to_yaml(fleet_document(result.replan.best.fleet))
         contents |= monitoring.watch_files(expected.written.fleet.llm.name)
-        # An older fleet is removed where this look wrote none.
+        # `outdated`: a fleet of an earlier look is removed if this look writes none.
         checked_files.write_files(out, contents, outdated=[NEW_FLEET])
     if json_output and is_line:
         print(json.dumps(document, allow_nan=False), flush=True)  # noqa: T201

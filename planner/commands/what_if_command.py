@@ -113,11 +113,11 @@ def sensitivity(
 
 
 def robustness_sentence(before: StudyAnswer, moves: list[ChangedQuestion], by_frac: float) -> str:
-    """Whether the plan holds if step times and traffic are both off, and what a plan that does would cost."""
+    """Whether the plan holds if step times and traffic are both off, and the cost of a plan that does."""
     from planner.studies.what_if import difference_text, fleet_text
 
     planned = before.problem.task.robust
-    # `uncertain_changes` (studies) has one change in which steps and traffic are both off.
+    # One of the changes (studies/what_if.py, `sensitivity`) has both longer steps and more traffic.
     worst = next(
         moved
         for moved in moves
@@ -146,7 +146,7 @@ def study_of(
     *,
     drop_invalid: bool,
 ) -> Study:
-    """A study of the traffic that these options name."""
+    """A study on the traffic of these options."""
     from planner.studies.what_if import Study
 
     requests = read_requests(trace, slo, catalog_rows, seed=seed, drop_invalid=drop_invalid)
@@ -158,7 +158,7 @@ def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
     """Print a table of the changed questions, under the plan's own figures."""
     from planner.studies.what_if import difference_text, fleet_text, study_document
 
-    # `fleet_text` adds tokens per step where they differ from the plan's: here they do not.
+    # `fleet_text` names settings only where they differ from the second argument's.
     planned_text = fleet_text(before, before)
 
     def changed_text(answer: StudyAnswer) -> str:
@@ -182,8 +182,8 @@ def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
 
 
 def _plan_cell(changed: ChangedQuestion) -> str:
-    """Whether the fleet of the plan answers the changed question, or misses scenarios alone, or the SLO; or
-    is kept in enough of the search's scenarios, and yet is not the answer.
+    """Whether the plan's fleet holds under the changed question. It may also keep the SLO as written but in
+    too few scenarios, or in enough scenarios of the search but not in its test.
     """
     if changed.kept_as_written:
         return "too few scenarios"
@@ -193,7 +193,7 @@ def _plan_cell(changed: ChangedQuestion) -> str:
 
 
 def _safety_cells(after: dict[str, Any] | None, before: StudyAnswer) -> dict[str, str]:
-    """Cells on the best fleet on paper and the scenarios kept in production; none without safety."""
+    """Cells on the best fleet on paper and the scenarios kept in production; empty without safety."""
     if not before.answers:
         return {}
     answers = {} if after is None else {each["name"]: each for each in after["answers"]}
@@ -270,8 +270,8 @@ def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
 
 
 def _answer_figures(answers: list[dict[str, Any]]) -> dict[str, str]:
-    """The cost of each answer, and in how many scenarios it is kept. The cost of production is left out,
-    because it is the plan's, which has a row of its own.
+    """The cost of each answer, and in how many scenarios it is kept. The cost of production is the plan's,
+    which has its own row.
     """
     text_by_name = {}
     for answer in answers:
