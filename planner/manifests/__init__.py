@@ -33,7 +33,7 @@ from planner.policies import QUEUE, ROUTERS_OF, ROUTING, VLLM_ROUTER, advise_tar
 
 
 class DeploymentTarget(Protocol):
-    """What each target's module offers. `ENGINE` names the versions for which it writes manifests."""
+    """The interface of a target's module. `ENGINE` names the versions for which it writes manifests."""
 
     ENGINE: str
 
@@ -63,8 +63,8 @@ TARGETS: dict[str, DeploymentTarget] = {
 # Targets that make a service, with an address of its own, for each mixed pool and each pair (a prefill pool
 # with a decode pool).
 APART = ("kserve",)
-# Target -> patterns of the files that an earlier plan may have left. Those that this plan does not write are
-# removed: someone might start their workers.
+# Target -> patterns of files that an earlier plan may have left. Files that this plan does not write are
+# removed, because someone might start their workers.
 OUTDATED: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}.yaml",) for name in TARGETS},
     "vllm": ("vllm/*.config.yaml", "vllm/*.sh", "vllm/kv-store.json"),
@@ -83,10 +83,10 @@ OUTDATED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """`files`: path relative to the manifests folder -> content. `refused`: target -> why it has none.
+    """`files`: path relative to the manifests folder -> content. `refused`: target -> why it has no files.
 
-    `notes`: target -> what it routes or queues by that was not simulated. `warnings`: target -> that the SLO
-    is missed there, or that the plan is for another target.
+    `notes`: target -> sentences on its routing and queueing that were not simulated. `warnings`: target ->
+    that the SLO is missed there, or that the plan is for another target.
     """
 
     files: dict[str, str]
@@ -107,9 +107,8 @@ def render(
 ) -> Rendered:
     """The manifests of one target, or of all that can express the fleet, and a README.md.
 
-    `router_rows` say what was simulated under the routers of the targets.
-
-    Raises InputError where there is no such target, or it cannot express the fleet.
+    `router_rows` are the results of simulations under the targets' routers. Raises InputError if there is no
+    such target, or it cannot express the fleet.
     """
     check_target(target)
     if why := engine_command.why_undeployable(fleet):
@@ -151,12 +150,12 @@ def render(
 # Each plan is rendered twice: to find which targets can run it, and for the files.
 @lru_cache(maxsize=32)
 def _render_target(target: str, fleet: Fleet, max_model_len: int) -> Mapping[str, str]:
-    """The files of a deployment target, path -> content, which nobody may change."""
+    """The files of a deployment target, path -> content; read-only, because the result is cached."""
     return MappingProxyType(TARGETS[target].render(fleet, max_model_len))
 
 
 def services_apart(fleet: Fleet, target: str) -> int:
-    """How many services with an address each a target makes of a fleet; 1 if one router serves all."""
+    """How many services, each with an address, a target makes of a fleet; 1 if one router serves all."""
     return len(engine_command.pool_services(fleet, target)) if target in APART else 1
 
 
@@ -173,7 +172,7 @@ def _write_readme(
     warnings: dict[str, str],
     router_rows: Sequence[RouterRow],
 ) -> str:
-    """README.md: how each target is deployed, what it cannot run, and what differs from the simulation."""
+    """README.md: how to deploy each target, refused targets, and what differs from the simulation."""
     llm = engine_command.one_line(fleet.llm.name)
     vllm_router = ""
     if any(ROUTERS_OF[name][0] == VLLM_ROUTER for name in notes):
@@ -216,7 +215,7 @@ def _write_readme(
 
 
 def _missed_warning(row: RouterRow) -> str:
-    """The first line of manifests under which the SLO is missed; empty if it is kept there, or unknown."""
+    """The first line of manifests of a target on which the SLO is missed; empty if it is kept or unknown."""
     if row.kept is not False:
         return ""
     return (
@@ -226,7 +225,7 @@ def _missed_warning(row: RouterRow) -> str:
 
 
 def _other_target_warning(target: str, rows: Sequence[RouterRow]) -> str:
-    """The first line of manifests for a target whose router was not simulated; empty if none was."""
+    """The first line of manifests for a target whose router was not simulated; empty if no router was."""
     if not rows:
         return ""
     planned_for = ", ".join(row.target for row in rows)
@@ -237,7 +236,7 @@ def _other_target_warning(target: str, rows: Sequence[RouterRow]) -> str:
 
 
 def _describe_routers(rows: Sequence[RouterRow]) -> list[str]:
-    """The lines of README.md on whether each target's router keeps the SLO; none without rows."""
+    """The lines of README.md on whether the SLO is kept under each target's router; empty without rows."""
     if not rows:
         return []
     return [
@@ -261,7 +260,7 @@ def _table_cell(text: str) -> str:
 
 
 def _power_cap_lines(fleet: Fleet) -> list[str]:
-    """The lines of README.md on how to cap the power of GPUs; none where no GPU is capped."""
+    """The lines of README.md on how to cap the power of GPUs; empty if no GPU is capped."""
     gpus = {pool.type.gpu.name: pool.type.gpu for pool in fleet.running_pools}
     capped = [gpu for gpu in gpus.values() if engine_command.is_capped(gpu)]
     if not capped:
@@ -310,7 +309,7 @@ def _inexpressible_policies(policies: Policies) -> list[str]:
 
 
 def _cache_notes(fleet: Fleet) -> list[str]:
-    """What a plan that counts on hits of prefix caches needs of routers and of whoever starts the workers."""
+    """Lines on what a plan that counts on prefix caches needs from routers, and at the start of workers."""
     policies = fleet.policies
     lines = [
         f"- The plan counts on hits of vLLM's prefix caches, found by the routing {policies.routing}. A "
@@ -389,7 +388,7 @@ def _offload_notes(fleet: Fleet, offload: KvOffload) -> str:
 
 
 def _backend_notes(fleet: Fleet) -> list[str]:
-    """The note of README.md on attention backends where different GPUs hand KV over; none elsewhere."""
+    """The note of README.md on attention backends; empty unless different GPUs hand KV over."""
     gpus = list(map(engine_command.one_line, engine_command.hand_off_gpus(fleet)))
     if len(gpus) < 2:
         return []
@@ -402,7 +401,7 @@ def _backend_notes(fleet: Fleet) -> list[str]:
 
 
 def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
-    """The lines of README.md on what differs from the simulation whatever the target is."""
+    """The lines of README.md on what differs from the simulation on every target."""
     policies = fleet.policies
     simulated_routing = policies.routing
     if fleet.is_disaggregated:

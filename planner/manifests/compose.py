@@ -1,9 +1,9 @@
 """Docker Compose: one service per worker, one file per node, and a router in front.
 
-Services are written out in full, without YAML anchors: a service that has an `environment` of its own would
-lose all of the anchor's, also the Hugging Face token. On one node the workers reach each other by service
-name. Over several nodes they use the hosts' networks, because NIXL (which moves KV blocks) listens on ports
-of its own choice; there NODE_0, NODE_1 ... in the environment (or in nodes.env) are the nodes' addresses.
+Services are written in full, without YAML anchors: an `environment` in a service would replace all of the
+anchor's, also the Hugging Face token. On one node the workers reach each other by service name. Over several
+nodes they use the hosts' networks, because NIXL (which moves KV blocks) listens on ports of its own choice.
+The nodes' addresses are then in NODE_0, NODE_1 ... in the environment (or in nodes.env).
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STE
 Document = dict[str, Any]
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, the Compose specification"
 routing = engine_command.routing_sentence  # A target's function `routing`, see manifests/__init__.py.
-# Workers and routers that are to stop have this time to end their requests.
+# Workers and routers that are told to stop have this time to end their requests.
 STOP_GRACE = f"{engine_command.DRAIN_S + engine_command.KILL_S}s"
 ROUTER_PORT_STEP = 100  # Distance of the ports of a fleet's two routers; chosen by hand.
-HF_HOME = "/hf-cache"  # A folder of the container, the same for every user that the image may run as.
+HF_HOME = "/hf-cache"  # A folder of the container that does not depend on the image's user.
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -46,15 +46,15 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """Texts of files by name: compose.yaml for one node; for several nodes node-0.yaml ..., router.yaml for
-    the routers and nodes.env for addresses.
+    """Texts of files by name: compose.yaml for one node; for several nodes node-0.yaml ..., router.yaml (the
+    routers) and nodes.env (addresses).
     """
     nodes = engine_command.place_on_nodes(fleet)
     name = engine_command.llm_label(fleet)
     if len(nodes) == 1:
         services = _services(fleet, nodes[0], max_model_len, shared_network=False)
         urls = {worker.name: f"http://{worker.name}:{HTTP_PORT}" for worker in nodes[0].workers}
-        healthy = {name_of_worker: {"condition": "service_healthy"} for name_of_worker in urls}
+        healthy = {worker: {"condition": "service_healthy"} for worker in urls}
         services |= {
             router: service | {"depends_on": healthy}
             for router, service in _routers(fleet, nodes, urls).items()
@@ -79,7 +79,7 @@ def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 def _file(about: str, name: str, services: Document, *, has_weights: bool = True) -> str:
     """A compose file with a comment at its head."""
     document: Document = {"name": name, "services": services}
-    if has_weights:  # Workers share the folder into which they load weights; the router has none.
+    if has_weights:  # The folder into which workers load weights; they share it, and routers have none.
         document["volumes"] = {"hf-cache": {}}
     return f"# {about}\n" + to_yaml(document)
 
@@ -97,12 +97,12 @@ def _node_text(node: DeployedNode) -> str:
 
 
 def _port(slot: int) -> int:
-    """The port of a node's worker on the network of its host, where a router may have HTTP_PORT."""
+    """The port of a node's worker on the host's network, where a router may have HTTP_PORT."""
     return HTTP_PORT + 1 + slot
 
 
 def _address(node: int) -> str:
-    """The variable with a node's address; without a value Compose stops with the text after the `?`."""
+    """The variable with a node's address; if it is empty, Compose stops with the text after `?`."""
     return f"${{NODE_{node}:?set NODE_{node} in nodes.env}}"
 
 
@@ -134,7 +134,7 @@ def _service(
     service: Document = {
         "image": engine_command.engine_image(worker.pool.type),
         "entrypoint": ["vllm", "serve"],
-        "command": [arg.replace("$", "$$") for arg in args],  # Compose would read $ as a variable.
+        "command": [arg.replace("$", "$$") for arg in args],  # Compose reads a single $ as a variable.
         "environment": environment,
         "ipc": "host",  # Ranks of a worker talk through shared memory (kubernetes.SHM_GIB).
         "volumes": [f"hf-cache:{HF_HOME}"],
@@ -153,8 +153,8 @@ def _service(
         service["network_mode"] = "host"
     devices = [str(device) for device in worker.devices]
     if engine_command.is_rocm(gpu):
-        # The container gets all AMD GPUs of the node, and the environment (a part of `service`) names the
-        # worker's own.
+        # The container gets all AMD GPUs of the node; the variable selects the worker's own. `service` refers
+        # to `environment`, so it gets the variable too.
         environment["HIP_VISIBLE_DEVICES"] = ",".join(devices)
         service |= {
             "devices": ["/dev/kfd", "/dev/dri"],
@@ -168,14 +168,14 @@ def _service(
 
 
 def _routers(fleet: Fleet, nodes: list[DeployedNode], urls: dict[str, str]) -> Document:
-    """The services of the routers, by name; `urls` are the workers', by their names."""
+    """The services of the routers, by name; `urls` are the workers' URLs, by name."""
     workers = [worker for node in nodes for worker in node.workers]
     services: Document = {}
     for number, (name, roles) in enumerate(engine_command.routers_of(fleet).items()):
         args = engine_command.router_policy_args(fleet, roles)
         for role in roles:
             role_urls = [urls[worker.name] for worker in workers if worker.pool.role == role]
-            # vLLM's router takes mixed workers as one list, prefill and decode workers with a flag each.
+            # vLLM's router takes mixed workers as one list, but one flag for each prefill or decode worker.
             if role == "mixed":
                 args += ["--worker-urls", *role_urls]
             else:

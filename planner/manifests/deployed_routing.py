@@ -16,7 +16,7 @@ from planner.policies import (
     find_router_difference,
 )
 
-# Files that a cluster may do without, the Dockerfile of the router's image, and templates, which are the same
+# Files without notes: optional files, the Dockerfile of the router's image, and templates, which are the same
 # for every plan.
 _OPTIONAL = (
     kustomize.COMPONENTS,
@@ -25,12 +25,13 @@ _OPTIONAL = (
 )
 KEPT_IN_PLAN = "and plan.yaml says under `routers` whether the SLO is kept so"
 NOT_SIMULATED = "and whether an SLO is kept so was not simulated"
-_UNCOMMENTED = (".json", ".tpl", "Dockerfile")  # Ends of files to which we add no comments.
+_UNCOMMENTED = (".json", ".tpl", "Dockerfile")  # Endings of files to which we add no comments.
 
 
 def routing_notes(fleet: Fleet, target: str, *, is_simulated: bool = True) -> list[str]:
-    """A sentence for every policy of the plan that the target lacks or does differently. A plan is simulated
-    under its targets' routers; a fleet of fleet.yaml is not (`is_simulated` False).
+    """A sentence for every policy of the plan that the target lacks or implements differently.
+
+    `is_simulated`: the plan was simulated under the target's router; the fleet of a fleet.yaml was not.
     """
     policies = fleet.policies
     mixed, prefill, decode = ROUTERS_OF[target]
@@ -45,14 +46,14 @@ def routing_notes(fleet: Fleet, target: str, *, is_simulated: bool = True) -> li
             continue  # There is nothing to route among.
         difference = find_router_difference(ROUTING[planned_routing], router)
         for_prompts = find_router_difference(ROUTING[policies.routing], router)
-        # `name` is the router's own rule. A router with a single rule routes to decode workers by the one for
-        # prompts. If the planned decode routing needs another rule, it is lacking.
+        # A router with a single rule (`is_single`) uses its rule for prompts (`for_prompts.name`) for decode
+        # workers too. If the planned decode routing needs another rule, the router lacks it.
         if role == "decode" and ROUTERS[router].is_single and for_prompts.name != difference.name:
             difference = RouterDifference(for_prompts.name, is_lacking=True)
         lacking = KEPT_IN_PLAN if is_simulated else NOT_SIMULATED
         routing_differences += _difference_text(router, ROUTING[planned_routing], difference, lacking)
     return [
-        *dict.fromkeys(routing_differences),  # Each sentence once.
+        *dict.fromkeys(routing_differences),  # Without repeated sentences.
         *_difference_text(
             VLLM,
             QUEUE[policies.queue],
@@ -63,11 +64,8 @@ def routing_notes(fleet: Fleet, target: str, *, is_simulated: bool = True) -> li
 
 
 def _difference_text(program: str, planned: Policy, difference: RouterDifference, lacking: str) -> list[str]:
-    """One sentence on the difference, or none without a difference. `program`, a key of ROUTERS, is a router
-    or vLLM's scheduler.
-
-    If `program` lacks the policy, the sentence ends with `lacking`: KEPT_IN_PLAN refers to the simulations
-    under the routers of targets; queues are not simulated so, and need another end.
+    """A sentence on the difference; empty without a difference. `program`, a key of ROUTERS, is a router or
+    vLLM's scheduler. If it lacks the policy, the sentence ends with `lacking`.
     """
     title, planned_text = ROUTERS[program].title, f"{planned.name} ({planned.words})"
     if difference.is_lacking:
@@ -79,9 +77,8 @@ def _difference_text(program: str, planned: Policy, difference: RouterDifference
 
 
 def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str, str]:
-    """A target's files, with the notes as comments in the files whose names say "router".
-
-    If no file is named so, the notes are in all files but the optional ones.
+    """A target's files, with the notes as comments in files with "router" in their name; if there are none,
+    in all files without the optional ones.
     """
     lines = "".join(f"# {note}\n" for note in note_lines)
     main = [path for path in files if not path.startswith(_OPTIONAL) and not path.endswith(_UNCOMMENTED)]
@@ -92,14 +89,13 @@ def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str,
 
 
 def _below_first_comment(text: str, lines: str) -> str:
-    """`lines` before the text, but below a comment in its first line, the shell's or what the file is."""
+    """`lines` before the text, but below a comment in its first line (the shell's, or a title)."""
     first, newline, rest = text.partition("\n")
     return f"{first}{newline}{lines}{rest}" if first.startswith("#") else lines + text
 
 
 def with_first_line(files: Mapping[str, str], line: str) -> dict[str, str]:
-    """A target's files with the comment `line` at their head; in scripts below the line that names the shell.
-
+    """A target's files with the comment `line` at the top; in scripts below the line that names the shell.
     Files of formats without comments stay as they are.
     """
     if not line:
@@ -111,5 +107,4 @@ def with_first_line(files: Mapping[str, str], line: str) -> dict[str, str]:
 
 
 def _with_first(text: str, line: str) -> str:
-    """The text with this line first; in a script, below the comment with which it begins."""
     return _below_first_comment(text, line) if text.startswith("#!") else line + text

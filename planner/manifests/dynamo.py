@@ -1,9 +1,9 @@
 """NVIDIA Dynamo: a DynamoGraphDeployment (v1beta1) with a frontend and one component per pool.
 
 Prefill and decode pools are in one graph and mixed pools in another, because a frontend sends either all
-requests through prefill workers or none. The operator looks for a container named `main`. It starts a worker
-that spans nodes by `multinode`; for data-parallel ranks it adds the flags that say which of them are on a
-node, and a front end on each node (deploy/operator/internal/dynamo/backend_vllm.go at 003d1ee).
+requests through prefill workers or none. The operator looks for a container named `main`. With `multinode` it
+starts a worker that spans nodes; for data-parallel ranks it adds flags that say which ranks are on a node,
+and a front end on each node (deploy/operator/internal/dynamo/backend_vllm.go at 003d1ee).
 """
 
 from planner.errors import InputError
@@ -16,10 +16,10 @@ DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
 MAX_COMPONENTS = 25  # The most components of a graph, the frontend included.
-# Most letters of the names of a graph and a component together, as Grove counts them (NVIDIA's API for groups
-# of pods, which Dynamo's operator uses).
+# The most letters of the names of a graph and a component together. It is a limit of Grove, NVIDIA's API for
+# groups of pods, which Dynamo's operator uses.
 MAX_NAMES = 45
-COMPONENT_NAME_LETTERS = 12  # Longer names of pools are cut, so that room is left for the graph's.
+COMPONENT_NAME_LETTERS = 12  # Longer names of pools are cut, to leave letters for the graph's name.
 # The secret with the hub's token, if the cluster has it.
 TOKEN = [{"secretRef": {"name": engine_command.SECRET_NAME, "optional": True}}]
 
@@ -53,7 +53,7 @@ def routing(fleet: Fleet) -> str:
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """One graph for prefill and decode pools and one for mixed pools, as far as the fleet has them."""
-    # Called only to refuse names that need quotes; the graphs take the name as it is.
+    # Called only to refuse names that need quotes.
     engine_command.plain_name(fleet, "dynamo")
     engine_command.refuse_ranks(fleet, "dynamo", on_nodes=False)
     engine_command.refuse_offload(fleet, "dynamo")
@@ -63,8 +63,8 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
             f"{len(fleet.running_pools)}"
         )
     graphs = []
-    for name, own in graph_pools(fleet).items():
-        workers = (_component(fleet, component, pool, max_model_len) for component, pool in own)
+    for name, named_pools in graph_pools(fleet).items():
+        workers = (_component(fleet, component, pool, max_model_len) for component, pool in named_pools)
         components = [_frontend(fleet), *workers]
         graphs.append(
             {
@@ -82,22 +82,22 @@ def graph_pools(fleet: Fleet) -> dict[str, list[tuple[str, Pool]]]:
     labels = engine_command.pool_labels(fleet, length=COMPONENT_NAME_LETTERS)
     pools = list(zip(labels, fleet.running_pools, strict=True))
     pools_by_graph = {}
-    for kind in ("disagg", "agg"):  # Dynamo's words for prefill and decode pools, and for mixed ones.
-        if own := [(name, pool) for name, pool in pools if (pool.role == "mixed") == (kind == "agg")]:
-            pools_by_graph[_graph_name(fleet, kind, own)] = own
+    for kind in ("disagg", "agg"):  # Dynamo's words for prefill and decode pools, and for mixed pools.
+        if of_kind := [(name, pool) for name, pool in pools if (pool.role == "mixed") == (kind == "agg")]:
+            pools_by_graph[_graph_name(fleet, kind, of_kind)] = of_kind
     return pools_by_graph
 
 
 def _graph_name(fleet: Fleet, kind: str, pools: list[tuple[str, Pool]]) -> str:
-    """A graph's name: as much of the LLM's as its components' names leave of MAX_NAMES. The name of a
-    component on several nodes counts twice, with `-ldr`: Grove joins it so.
+    """A graph's name: as many letters of the LLM's name as the components' names leave of MAX_NAMES. A
+    component on several nodes counts with its name twice and `-ldr`, as Grove builds names.
     """
     longest = max(
         len(name) if engine_command.nodes_of(pool.type) == 1 else 2 * len(name) + len("-ldr")
         for name, pool in pools
     )
-    room = MAX_NAMES - max(longest, len("frontend")) - len(f"-{kind}")
-    return f"{engine_command.llm_label(fleet, length=min(room, engine_command.LLM_LETTERS))}-{kind}"
+    llm_letters = MAX_NAMES - max(longest, len("frontend")) - len(f"-{kind}")
+    return f"{engine_command.llm_label(fleet, length=min(llm_letters, engine_command.LLM_LETTERS))}-{kind}"
 
 
 def _router_mode(fleet: Fleet) -> str:

@@ -2,13 +2,13 @@
 KServe.
 
 A profile says how a worker is chosen. It is a list of plugins: filters, then scorers whose scores add up,
-then the plugin that picks the worker with the highest score and draws among equals. The endpoint picker
-counts what it sent: `token-load-scorer` prefers workers with the fewest tokens of prompts that have no first
-token yet, `active-request-scorer` those with the fewest requests that are not finished. Decode workers are
-chosen by `active-request-scorer`, since their load does not depend on tokens of waiting prompts.
-`prefix-cache-affinity-filter` keeps the workers that probably have the prompt's beginning cached, unless the
-queue there takes longer than the prefill would. To compare these times it has a parameter, the speed of a
-worker's prefills.
+then the plugin that picks the worker with the highest score (at random among equals). The endpoint picker
+counts the requests that it sent: `token-load-scorer` prefers workers with the fewest tokens of prompts that
+have no first token yet, `active-request-scorer` workers with the fewest unfinished requests. Decode workers
+are chosen by `active-request-scorer`, because their load does not depend on tokens of waiting prompts.
+`prefix-cache-affinity-filter` selects workers that probably have the prompt's beginning cached, unless their
+queue takes longer than the prefill would. To compare these times it has a worker's prefill speed as a
+parameter.
 """
 
 from typing import Any
@@ -40,9 +40,8 @@ _PICKERS = ("random-picker",)  # Plugins that pick without any score.
 
 
 def profile_plugins(routing: str, router: str = ENDPOINT_PICKER) -> list[str]:
-    """The plugins for one of the simulator's routings; the last one picks.
-
-    If this router lacks the routing, they are those of the routing that it has instead.
+    """The plugins for one of the simulator's routings, or, if this router lacks it, for the routing in its
+    place. The last plugin picks.
     """
     plugins = find_router_difference(ROUTING[routing], router).name.split(", ")
     return plugins if plugins[-1] in _PICKERS else [*plugins, "max-score-picker"]
@@ -51,7 +50,7 @@ def profile_plugins(routing: str, router: str = ENDPOINT_PICKER) -> list[str]:
 def picker_config(fleet: Fleet, *, is_pair: bool) -> Document:
     """An EndpointPickerConfig for mixed workers, or with `is_pair` for prefill and decode workers."""
     policies, role = fleet.policies, "prefill" if is_pair else "mixed"
-    # The pools that requests reach first. The plugin has one speed for all workers: the slowest's.
+    # The pools that requests reach first. The plugin has one speed for all workers, so we take the slowest.
     first_pools = [pool for pool in fleet.running_pools if pool.role == role]
     slowest_tokens_per_s = min(map(_prefill_tokens_per_s, first_pools))
     parameters: Document = {NEAR_MATCH: {"peakPrefillThroughput": round(slowest_tokens_per_s)}}
@@ -88,12 +87,12 @@ def _decode_profile(policies: Policies) -> list[str]:
 def _prefill_tokens_per_s(pool: Pool) -> float:
     """Prompt tokens that one worker computes in a second, if one prompt fills each step."""
     tokens = pool.type.max_num_batched_tokens
-    # `pairs` are query-key pairs: each token attends to itself and to all before it.
+    # `pairs` are query-key pairs: each token attends to itself and to all tokens before it.
     return tokens / float(pool.type.latency.step_s(tokens, pairs=tokens * (tokens + 1) / 2))
 
 
 def routing_text(policies: Policies, *, is_pair: bool) -> str:
-    """A sentence for a README on how the router chooses: "by lot" for a profile that has only a picker."""
+    """A sentence for a README on how the router chooses; "by lot" for a profile with only a picker."""
     first = ", ".join(profile_plugins(policies.routing)[:-1]) or "lot"
     decode = ", ".join(_decode_profile(policies)[:-1]) or "lot"
     if is_pair:

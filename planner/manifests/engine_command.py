@@ -1,5 +1,5 @@
-"""What deployment targets share: the command lines of engine and router, images, names, and which worker
-stands on which node.
+"""Command lines of engine and router, images, names, and the node of each worker: shared by deployment
+targets.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ EXPOSE 8000
 ENTRYPOINT ["vllm-router"]
 """
 GPU_MEMORY_UTILIZATION = 0.9  # vLLM's share of the memory, which planner.models.memory assumes too.
-# An engine has at least this share of the pages that are predicted (benchmarks/kv_capacity.py).
+# An engine has at least this share of the predicted pages (benchmarks/kv_capacity.py).
 SURE_PAGES_FRAC = 0.9
 # `max-model-len` is rounded up to a multiple of this, so that a slightly longer request still fits.
 LENGTH_STEP = 256
@@ -66,11 +66,11 @@ NO_PRIVILEGES = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["A
 USUAL_SYSCALLS = {"seccompProfile": {"type": "RuntimeDefault"}}
 HTTP_PORT = 8000
 NIXL_PORT = 5600  # vLLM's default for the exchange of KV blocks.
-NIXL_PORT_STEP = 16  # Workers on one host network are this far apart: each rank of a worker takes a port.
-# Of an LLM with states (Mamba, linear attention) vLLM's NixlConnector starts with this layout of them alone.
+NIXL_PORT_STEP = 16  # Ports of workers on one host network are this far apart: each rank takes one.
+# vLLM's NixlConnector needs this layout for an LLM with states (Mamba, linear attention).
 STATE_LAYOUT = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}
 START_S = 3600  # A worker may download and load its weights for this long.
-# A worker that is to stop may finish its requests for DRAIN_S, and is killed KILL_S later.
+# A worker that is told to stop may finish its requests for DRAIN_S, and is killed KILL_S later.
 DRAIN_S, KILL_S = 300, 20
 ROUTER_START = ("--host", "0.0.0.0", "--port", str(HTTP_PORT), "--worker-startup-timeout-secs", str(START_S))
 
@@ -114,7 +114,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     }
     if not fleet.llm.has_heads_alone:
         del flags["block-size"]  # Kernels of latent attention and of states have block sizes of their own.
-    if worker.dp > 1:  # Behind one port vLLM itself chooses the rank.
+    if worker.dp > 1:  # The ranks share a port, and vLLM itself chooses the rank of a request.
         flags["data-parallel-size"] = worker.dp
     if worker.all2all:
         flags["data-parallel-size-local"] = local_ranks(worker)
@@ -124,7 +124,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     order = find_router_difference(QUEUE[fleet.policies.queue], VLLM).name
     if order != Policies().queue:  # The default order is vLLM's too, so it needs no flag.
         flags["scheduling-policy"] = order
-    # 0 means no threshold, and a threshold beyond all prompts limits nothing.
+    # 0 means no threshold, and a threshold above the longest prompt has no effect.
     threshold = fleet.policies.long_prefill_token_threshold
     if 0 < threshold < served_model_len(fleet, max_model_len):
         flags["long-prefill-token-threshold"] = threshold
@@ -142,7 +142,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     if pool.role in _KV_ROLES:
         _check_hand_off(pool, fleet)
         flags["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
-    # vLLM takes one connector: where KV is both handed over and kept, one connector wraps the two.
+    # vLLM takes one connector. To hand KV over and offload it, one connector wraps two others.
     handing_over = flags.get("kv-transfer-config")
     if kv_store.uses_store(fleet, pool):
         store = kv_store.connector(fleet)
@@ -156,8 +156,9 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
 
 
 def _most_sequences(worker: WorkerType) -> int:
-    """The sequences of a step. vLLM does not start where an LLM with states has more of them than its pool
-    has pages (vllm-project/vllm#38270). Each takes two pages at least, so fewer than pages cost nothing.
+    """The most sequences of a step. For an LLM with states vLLM does not start with more sequences than pages
+    of its memory pool (vllm-project/vllm#38270). Each sequence takes at least two pages, so this cap costs
+    nothing.
     """
     page_blocks = worker.kv_beside.state_page_blocks
     if not page_blocks:
@@ -167,12 +168,12 @@ def _most_sequences(worker: WorkerType) -> int:
 
 
 def hand_off_gpus(fleet: Fleet) -> dict[str, Gpu]:
-    """The GPUs of the workers that hand KV over, by the names of their catalog's rows without power caps."""
+    """The GPUs of workers that hand KV over, by the name of their catalog row without a power cap."""
     return {pool.type.gpu.base: pool.type.gpu for pool in fleet.running_pools if pool.role in _KV_ROLES}
 
 
 def _check_hand_off(pool: Pool, fleet: Fleet) -> None:
-    """Raise InputError for a prefill or decode pool between whose workers vLLM hands no KV over."""
+    """Raise InputError for a prefill or decode pool for which vLLM cannot hand KV over."""
     if (stages := pool.type.pp) > 1:
         raise InputError(
             f"{one_line(pool.name)}: vLLM's NixlConnector hands KV over between workers of one pipeline "
@@ -191,7 +192,7 @@ def hand_off_environment(pool: Pool, fleet: Fleet) -> dict[str, str]:
 
 
 def cpu_bytes(pool: Pool, fleet: Fleet) -> int:
-    """CPU memory for KV blocks of one worker of `pool`, over all its GPUs; decode workers have none."""
+    """CPU memory for KV blocks of one worker of `pool`, for all its GPUs together; 0 for decode workers."""
     offload = fleet.policies.kv_offload
     return 0 if offload is None or pool.role == "decode" else int(offload.worker_bytes(pool.type.tp))
 
@@ -205,12 +206,12 @@ def _offloading(offload_bytes: int) -> Setting:
     }
 
 
-def _two_connectors(handing_over: Setting, keeping: Setting) -> Setting:
-    """vLLM's connector that wraps two: one that hands KV over, and one that keeps it."""
+def _two_connectors(handing_over: Setting, offloading: Setting) -> Setting:
+    """vLLM's connector that wraps two others: one hands KV over, one offloads it."""
     return {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"connectors": [handing_over, keeping]},
+        "kv_connector_extra_config": {"connectors": [handing_over, offloading]},
     }
 
 
@@ -250,10 +251,9 @@ def _is_since(first: tuple[int, int], version_text: str) -> bool:
 
 
 def drain_args(worker: WorkerType, drain_s: int = DRAIN_S) -> list[str]:
-    """Arguments by which a worker that is to stop finishes its requests within `drain_s`.
+    """Arguments that make a worker finish its requests within `drain_s` when it is told to stop.
 
-    vLLM otherwise aborts them at once, as its versions before FIRST_DRAINING always do. SGLang finishes them
-    without being told.
+    Without them vLLM aborts its requests; versions before FIRST_DRAINING always do. SGLang needs no argument.
     """
     engine = worker.engine
     if engine is not None and (engine.name != "vllm" or not _is_since(FIRST_DRAINING, engine.version)):
@@ -277,7 +277,7 @@ def to_args(flags: Mapping[str, Setting]) -> list[str]:
 
 
 def engine_args(pool: Pool, fleet: Fleet, max_model_len: int) -> list[str]:
-    """What follows `vllm serve` for one worker of `pool`; requests of up to `max_model_len` tokens fit."""
+    """The arguments of `vllm serve` for a worker of `pool` and requests of up to `max_model_len` tokens."""
     return [fleet.llm.name, *to_args(engine_flags(pool, fleet, max_model_len))]
 
 
@@ -309,7 +309,7 @@ def refuse_adapters(fleet: Fleet, target: str, why: str) -> None:
 
 
 def refuse_offload(fleet: Fleet, target: str) -> None:
-    """Raise InputError where the fleet keeps KV in CPU memory, which pods of `target` are not given here."""
+    """Raise InputError if the fleet offloads KV to CPU memory, which our pods of `target` lack."""
     if fleet.policies.kv_offload is not None:
         raise InputError(
             f"{target}: kv_offload needs shared memory in its pods, which is not written here; take vllm, "
@@ -328,7 +328,7 @@ def _kv_cache_dtype(llm: Llm) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name of an LLM that our files and command lines cannot carry unharmed."""
+    """Raise InputError for a name of an LLM that files or command lines would garble."""
     if (
         not name
         or not name.isprintable()
@@ -343,8 +343,8 @@ def check_name(name: str) -> None:
 
 
 def hub_name(fleet: Fleet, target: str) -> str:
-    """The LLM's name, where `target` loads it from the Hugging Face hub by that name. Raises InputError for a
-    name that is not OWNER/NAME.
+    """The LLM's name, by which `target` loads it from the Hugging Face hub. Raises InputError for a name that
+    is not OWNER/NAME.
     """
     if not _HUB_NAME.fullmatch(fleet.llm.name):
         raise InputError(
@@ -355,7 +355,7 @@ def hub_name(fleet: Fleet, target: str) -> str:
 
 
 def plain_name(fleet: Fleet, target: str) -> str:
-    """The LLM's name, where templates of `target` pass it on unquoted. Raises InputError for other names."""
+    """The LLM's name, which templates of `target` pass on unquoted. Raises InputError if it needs quotes."""
     if not _PLAIN_NAME.fullmatch(fleet.llm.name):
         raise InputError(
             f"{target}: its templates hold only plain names of LLMs (letters, digits and . _ / @ + -), found "
@@ -365,25 +365,20 @@ def plain_name(fleet: Fleet, target: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` for a comment or a heading: nothing in it can end the line."""
+    """`text` on one line, for a comment or a heading."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def served_model_len(fleet: Fleet, max_model_len: int) -> int:
-    """`max_model_len` rounded up to a multiple of LENGTH_STEP, but not beyond what LLM and KV caches hold.
-
-    vLLM refuses to start with a length that its KV cache or the LLM's context cannot hold; the simulator
-    rejects the requests beyond it.
+    """`max_model_len` rounded up to a multiple of LENGTH_STEP, but at most the LLM's context and the smallest
+    KV cache: with a larger length vLLM does not start, and the simulator rejects longer requests.
     """
-    # The shortest that any part holds: the LLM's context, or a worker's KV cache.
-    longest_held = min([fleet.llm.context_tokens, *(pool.type.kv_tokens for pool in fleet.running_pools)])
-    return min(math.ceil(max_model_len / LENGTH_STEP) * LENGTH_STEP, longest_held)
+    most_tokens = min([fleet.llm.context_tokens, *(pool.type.kv_tokens for pool in fleet.running_pools)])
+    return min(math.ceil(max_model_len / LENGTH_STEP) * LENGTH_STEP, most_tokens)
 
 
 def nodes_of(worker: WorkerType) -> int:
-    """Nodes that one worker spans. If there are several, the worker fills each of them; InputError if it does
-    not.
-    """
+    """Nodes that one worker spans. Raises InputError if it spans several and does not fill them."""
     per_node = worker.gpu.gpus_per_node
     if worker.gpus <= per_node:
         return 1
@@ -401,7 +396,7 @@ def local_ranks(worker: WorkerType) -> int:
 
 
 def refuse_several_nodes(fleet: Fleet, target: str) -> None:
-    """Refuse a worker that spans nodes, where `target` cannot start one."""
+    """Raise InputError for a worker that spans nodes, which `target` cannot start."""
     for pool in fleet.running_pools:
         if (nodes := nodes_of(pool.type)) > 1:
             raise InputError(
@@ -411,9 +406,9 @@ def refuse_several_nodes(fleet: Fleet, target: str) -> None:
 
 
 def refuse_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
-    """Refuse data-parallel ranks, which `target` would start in a way of its own that is not written here.
+    """Raise InputError for data-parallel ranks, which `target` starts in a way that is not written here.
 
-    With `on_nodes=False` ranks on several nodes pass: those of a worker with `all2all`.
+    With `on_nodes=False` ranks on several nodes (of a worker with `all2all`) are accepted.
     """
     for pool in fleet.running_pools:
         if pool.type.dp > 1 and (on_nodes or not pool.type.all2all):
@@ -438,10 +433,8 @@ def routers_of(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
 
 
 def pool_services(fleet: Fleet, target: str) -> dict[str, tuple[Pool, Pool | None]]:
-    """The services of a target that serves a mixed pool or one pair in each: name -> (mixed pool, None), or
-    (decode pool, prefill pool) for the pair.
-
-    Raises InputError if there are several pools of a pair's role.
+    """The services of a target, each of which serves a mixed pool or a pair: name -> (mixed pool, None), or
+    (decode pool, prefill pool). Raises InputError for several prefill or decode pools.
     """
     pools = dict(zip(pool_labels(fleet), fleet.running_pools, strict=True))
     pools_by_service: dict[str, tuple[Pool, Pool | None]] = {}
@@ -464,13 +457,13 @@ def count_workers(fleet: Fleet, role: Role) -> int:
 
 
 def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
-    """Flags for the policies of vllm-router that are nearest to those of the plan.
+    """Flags for the policies of vllm-router that are nearest to the plan's.
 
-    With one worker the router refuses policies that choose between two, so it gets round robin.
+    With one worker the router refuses policies that compare two workers, so it gets round robin.
     """
 
     def nearest(policy: str, role: Role) -> str:
-        """The router's policy for ours; with one worker of a role all policies are alike."""
+        """The router's name for the nearest policy; with one worker all policies are alike."""
         if count_workers(fleet, role) <= 1:
             return "round_robin"
         router = VLLM_ROUTER if role == "mixed" else VLLM_ROUTER_PAIRS
@@ -496,8 +489,8 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
 
 
 def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
-    """Flags of vllm-router's cache-aware rule: the plan's settings if that rule was simulated, else none, so
-    that the router's own defaults count.
+    """Flags of vllm-router's cache-aware rule: the plan's settings if the rule was simulated, otherwise none
+    (the router's defaults).
     """
     policies = fleet.policies
     if (
@@ -522,7 +515,7 @@ def has_cache_rule(policies: Policies) -> bool:
 
 
 def routing_sentence(fleet: Fleet) -> str:
-    """What vllm-router routes by, as a sentence of the README."""
+    """A sentence of the README on the policies of vllm-router."""
     words = []
     for roles in routers_of(fleet).values():
         args = router_policy_args(fleet, roles)
@@ -539,12 +532,12 @@ def router_command(args: Iterable[str]) -> list[str]:
 
 
 def router_image_files() -> dict[str, str]:
-    """What the router's image is built of, beside the manifests of a target that has this router."""
+    """The Dockerfile of the router's image, for targets that have this router."""
     return {f"{ROUTER_FOLDER}/Dockerfile": ROUTER_DOCKERFILE}
 
 
 def router_image_steps(file: str) -> list[str]:
-    """Lines of the README: build the router's image where the nodes find it, and name it in `file`."""
+    """Lines of the README: build and push the router's image, and put its name into `file`."""
     return [
         f"    docker build -t REGISTRY/{ROUTER_IMAGE} {ROUTER_FOLDER} && docker push REGISTRY/{ROUTER_IMAGE}",
         f"    sed -i 's|image: {ROUTER_IMAGE}|image: REGISTRY/{ROUTER_IMAGE}|' {file}",
@@ -552,12 +545,12 @@ def router_image_steps(file: str) -> list[str]:
 
 
 def is_rocm(gpu: Gpu) -> bool:
-    """Whether the GPU is one of AMD's, which vLLM's ROCm image serves."""
+    """Whether the GPU is AMD's, which needs vLLM's ROCm image."""
     return gpu.node_selector.startswith("amd.com/")
 
 
 def why_undeployable(fleet: Fleet) -> str:
-    """Why no manifest here deploys this fleet; empty where one may."""
+    """Why no manifest here deploys this fleet; empty if one may."""
     if fleet.engine is not None and fleet.engine.name not in ("vllm", sglang_engine.NAME):
         return f"the plan was made for {NAMES[fleet.engine.name]}, for which no manifest is written"
     if fleet.engine is not None and not sglang_engine.has_release(fleet.engine):
@@ -580,14 +573,14 @@ def why_undeployable(fleet: Fleet) -> str:
 
 
 def why_not_started(fleet: Fleet) -> str:
-    """Why `plan validate` and `plan serve` cannot start the fleet's engines; empty where they may."""
+    """Why `plan validate` and `plan serve` cannot start the fleet's engines; empty if they may."""
     if fleet.engine is not None and fleet.engine.name != "vllm":
         return f"the plan was made for {NAMES[fleet.engine.name]}, and what is started here is vLLM alone"
     return why_undeployable(fleet)
 
 
 def engine_image(worker: WorkerType) -> str:
-    """The image of a worker's engine, of the release that the plan was made for."""
+    """The image of a worker's engine, in the release for which the plan was made."""
     if worker.engine is not None and worker.engine.name == sglang_engine.NAME:
         return sglang_engine.sglang_image(worker.engine.version)
     usual_image = ROCM_IMAGE if is_rocm(worker.gpu) else IMAGE
@@ -597,7 +590,7 @@ def engine_image(worker: WorkerType) -> str:
 
 
 def is_capped(gpu: Gpu) -> bool:
-    """Whether the GPU is to run under a power cap."""
+    """Whether the GPU has a power cap."""
     return gpu.uncapped_w is not None
 
 
@@ -607,16 +600,16 @@ def power_note(gpu: Gpu) -> str:
 
 
 def dns_label(text: str, *, length: int = LABEL_LETTERS) -> str:
-    """`text` as an RFC 1123 label that also begins with a letter, as names of services must."""
+    """`text` as an RFC 1123 label that begins with a letter, as names of services must."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
     return (name if name[0].isalpha() else f"x{name}")[:length].strip("-")
 
 
 def llm_label(fleet: Fleet, *, length: int = LLM_LETTERS) -> str:
-    """A label of the last part of the LLM's name, for instance llama-3-1-70b.
+    """A label of the LLM's name after the last slash, for instance llama-3-1-70b.
 
-    If it is longer than `length`, a hash of the name takes the place of its end: LLMs in one cluster whose
-    names begin alike would else have the same objects, and each other's workers.
+    If it is longer than `length`, it ends in a hash of the name: otherwise LLMs whose names begin alike would
+    share objects, and workers, in one cluster.
     """
     label = dns_label(fleet.llm.name.rstrip("/").rsplit("/", 1)[-1], length=MOST_NAME_LETTERS)
     if len(label) <= length:
@@ -626,11 +619,11 @@ def llm_label(fleet: Fleet, *, length: int = LLM_LETTERS) -> str:
 
 
 def pool_labels(fleet: Fleet, *, length: int = POOL_LETTERS) -> list[str]:
-    """One label per running pool, in order, all different: `length` letters, and a number where need be."""
+    """One label per running pool, in order, all different: up to `length` letters, and a number if needed."""
     labels: list[str] = []
     for pool in fleet.running_pools:
         name = stem = dns_label(pool.name, length=length)
-        # The loop ends at a free label: there are more of these numbers than other pools.
+        # The loop ends at a free label: there are more numbers here than other pools.
         for number in range(2, len(fleet.pools) + 2):
             if name not in (*labels, *RESERVED_LABELS):
                 break
@@ -641,7 +634,7 @@ def pool_labels(fleet: Fleet, *, length: int = POOL_LETTERS) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PlacedWorker:
-    """One worker on one node: `devices` are GPU indices of that node."""
+    """One worker on one node; `devices` are indices of the node's GPUs."""
 
     name: str
     pool: Pool
@@ -658,10 +651,10 @@ class DeployedNode:
 
 
 def place_on_nodes(fleet: Fleet) -> list[DeployedNode]:
-    """Place workers, none wider than a node, on nodes of one kind of GPU each.
+    """Place workers, of which none spans nodes, on nodes with one kind of GPU each.
 
-    The widest worker comes first, on the first node with room. Widths that are powers of two fill nodes
-    without waste, so this takes the fewest nodes.
+    Workers with more GPUs come first; each goes to the first node with enough free GPUs. Sizes that are
+    powers of two fill nodes without gaps, so this takes the fewest nodes.
     """
     pools = list(zip(pool_labels(fleet), fleet.running_pools, strict=True))
     nodes: list[DeployedNode] = []

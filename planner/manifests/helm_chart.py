@@ -1,7 +1,7 @@
-"""A Helm chart of the objects of kubernetes.yaml: templates that are the same for every plan, and its values.
+"""A Helm chart of the objects of kubernetes.yaml: templates that are the same for every plan, and values.
 
-Each component of Kustomize (kustomize.py) is a part of the chart that a value enables. The templates lie in
-chart/, beside this module. `helm template` makes the objects of kubernetes.yaml of them, as a test checks
+Each component of Kustomize (kustomize.py) is a part of the chart that a value enables. The templates are in
+chart/, beside this module. From them `helm template` makes the objects of kubernetes.yaml; a test checks this
 where helm is installed.
 """
 
@@ -18,7 +18,7 @@ from planner.manifests import engine_command, kustomize
 Document = dict[str, Any]
 FOLDER = "chart"
 CHART_VERSION = "0.1.0"  # Version of the templates.
-# Fields of a container and of its pod that are values of their own; all others are in `container` and `pod`.
+# Fields of a container and of its pod that have their own values; other fields are in `container` and `pod`.
 _OF_CONTAINER = ("image", "args", "env", "resources", "volumeMounts")
 _OF_POD = ("containers", "volumes")
 # Optional part -> the component of Kustomize, and its files with objects.
@@ -28,7 +28,7 @@ _PARTS = {
     "monitoring": (kustomize.MONITORING, ("workers.yaml", "dashboard.yaml")),
     "gateway": (kustomize.GATEWAY, ("gateway.yaml",)),
 }
-_CLASS = "CLASS-NAME"  # The templates put the value className of the part in place of it.
+_CLASS = "CLASS-NAME"  # The templates replace it by the part's value className.
 
 
 def chart_files(fleet: Fleet, objects: Sequence[Document], components: Mapping[str, str]) -> dict[str, str]:
@@ -70,7 +70,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def values(fleet: Fleet, objects: Sequence[Document]) -> Document:
-    """values.yaml: pools and routers by name, the optional parts, and objects that no template makes."""
+    """values.yaml: pools and routers by name, the optional parts, and objects without a template."""
     app = engine_command.llm_label(fleet)
     deployments = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
     pools, routers = engine_command.pool_labels(fleet), list(engine_command.routers_of(fleet))
@@ -96,7 +96,7 @@ def values(fleet: Fleet, objects: Sequence[Document]) -> Document:
 
 
 def _deployment(deployment: Document) -> Document:
-    """The values of a pool or router; without `replicas` where a controller decides how many there are."""
+    """The values of a pool or router; without `replicas` if an autoscaler sets the count."""
     spec, metadata = deployment["spec"], deployment["spec"]["template"]["metadata"]
     pod = spec["template"]["spec"]
     (main,) = pod["containers"]
@@ -113,9 +113,8 @@ def _deployment(deployment: Document) -> Document:
 
 
 def _with_class(text: str) -> str:
-    """The objects of a component, with _CLASS as the name of a gateway's or storage class.
-
-    kustomize.py writes GATEWAY-CLASS for a gateway, and no class for storage.
+    """The objects of a component, with _CLASS as the class of gateway and storage. (kustomize.py writes
+    GATEWAY-CLASS for a gateway, and no class for storage.)
     """
     text = text.replace("GATEWAY-CLASS", _CLASS)
     return text.replace("  accessModes:", f"  storageClassName: {_CLASS}\n  accessModes:")

@@ -1,9 +1,9 @@
-"""KServe: an LLMInferenceService per mixed pool or pair of pools (the decode pool, the prefill pool inside).
+"""KServe: an LLMInferenceService per mixed pool or pair (of a decode pool, with the prefill pool inside).
 
-KServe's presets start vLLM on what its storage initializer downloaded, with TP from `parallelism`; the other
-flags come in VLLM_ADDITIONAL_ARGS, which the preset's script hands to a shell. The presets demand a user that
-is not root. vLLM's own image runs as root, so the engine is llm-d's image, which the presets name too. The
-token for the hub goes to the storage initializer, by the secrets of a service account.
+KServe's presets start vLLM on the weights that KServe's storage initializer downloaded, with TP from
+`parallelism`; other flags are in VLLM_ADDITIONAL_ARGS, which the preset's script hands to a shell. The
+presets require a user other than root. vLLM's own image runs as root, so the engine is llm-d's image, which
+the presets also name. The storage initializer gets the hub's token from the secrets of a service account.
 """
 
 import shlex
@@ -21,7 +21,7 @@ ENGINE = (
     f"vLLM 0.26.0 of llm-d {LLM_D_VERSION}, KServe {KSERVE_VERSION} with LLMInferenceService {API_VERSION} "
     "and llm-d's endpoint picker 0.10.0"
 )
-PROBE_S = 10  # Seconds between two probes whether an engine has started.
+PROBE_S = 10  # Seconds between two startup probes.
 # KServe's presets pass these flags themselves, so they are not among ours.
 _FLAGS_OF_PRESETS = ("served-model-name", "tensor-parallel-size")
 
@@ -81,13 +81,13 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 
 def _is_left_to_gateway(fleet: Fleet, *, is_pair: bool) -> bool:
-    """Whether the gateway alone routes as the plan does. It cannot for pairs: it knows no prefill workers."""
+    """Whether the gateway alone routes as the plan does. It cannot route to pairs."""
     return not is_pair and find_router_difference(ROUTING[fleet.policies.routing], KSERVE).name == GATEWAY
 
 
 def _router(fleet: Fleet, *, is_pair: bool) -> Document:
-    """The `router` of an LLMInferenceService: its scheduler is the endpoint picker with the plan's rule. If
-    the plan's workers take turns it has none: the gateway gives them turns, and the picker could not.
+    """The `router` of an LLMInferenceService, with the endpoint picker and the plan's rule as its scheduler;
+    with no scheduler for the plan's round robin, which the gateway does and the picker cannot.
     """
     router: Document = {"route": {}, "gateway": {}}
     if _is_left_to_gateway(fleet, is_pair=is_pair):
@@ -97,7 +97,7 @@ def _router(fleet: Fleet, *, is_pair: bool) -> Document:
 
 
 def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
-    """The workers of a pool, as they stand in an LLMInferenceService."""
+    """The workers of a pool, for an LLMInferenceService."""
     engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
     args = engine_command.to_args(
         {key: value for key, value in engine_settings.items() if key not in _FLAGS_OF_PRESETS}

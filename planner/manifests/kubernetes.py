@@ -1,8 +1,8 @@
 """The target Kubernetes: per pool a Deployment, a headless Service and a PodDisruptionBudget, and a router.
 
-The router watches pods by label, for which it needs a Role of its own. Behind a Service's address it could
-not choose: a Service spreads connections blindly, and the plan's routing would be lost. Other targets that
-run pods take parts of theirs from this module.
+The router watches pods by label, for which it needs its own Role. Through a Service it could not choose a
+worker, because a Service spreads connections blindly. Other targets that run pods use functions of this
+module.
 """
 
 import itertools
@@ -32,9 +32,9 @@ from planner.manifests.engine_command import (
 from planner.units import count_text
 
 Document = dict[str, Any]
-# Label of nodes whose GPUs are capped, set by hand as the README says. Workers of a capped GPU run on these
-# nodes only, and uncapped workers of the same GPU run on others. Pods have an annotation of this name for
-# people to read.
+# Label of nodes whose GPUs are capped; users set it as the README says. Workers on a capped GPU run only on
+# these nodes, and uncapped workers of the same GPU on others. Pods have an annotation of this name as
+# information.
 POWER_LIMIT = "fleetplan/gpu-power-limit-w"
 SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KEY}=$HF_TOKEN"
 # While a new version rolls out, there are never more workers than the plan has GPUs for.
@@ -42,20 +42,19 @@ ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxU
 # Each target has `ENGINE` and `routing`, for its README (manifests/__init__.py).
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}"
 routing = engine_command.routing_sentence
-# Ranks of a worker talk through shared memory: 16 GiB are enough, a pod's 64 MB by default are not.
+# Ranks of a worker communicate through shared memory: 16 GiB suffice, a pod's default of 64 MB does not.
 SHM_GIB = 16
 STORE_SPARE_GIB = 8  # Memory of the process that owns a store's KV blocks, beside the blocks.
 STORE_PROTOCOL = "tcp"  # RDMA needs devices that are not requested here.
-# What a worker requests of its node beside GPUs: this much for the process of each GPU, and one CPU more for
-# the API server.
+# CPUs and memory that a worker requests per GPU, for the GPU's process. One more CPU is for the API server.
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
-# Before a worker is told to stop, routers have this time to learn that they must send it nothing more.
+# Before a worker is told to stop, routers have this time to notice that they must send it no more requests.
 LEAVE_S = 10
 STOP_S = LEAVE_S + engine_command.DRAIN_S + engine_command.KILL_S
 LEAVING: Document = {"preStop": {"exec": {"command": ["sleep", str(LEAVE_S)]}}}
 SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}
 
-# Names and values that Kubernetes takes as labels.
+# Names and values that Kubernetes accepts as labels.
 _LABEL_NAME = re.compile(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII
 )
@@ -63,8 +62,8 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """The files of this target by name: kubernetes.yaml, which has everything to apply; what Kustomize can
-    add to it; a Helm chart of the same; and what the router's image is built of.
+    """The files of this target by name: kubernetes.yaml, which has everything to apply; components that
+    Kustomize can add; a Helm chart of the same objects; and the Dockerfile of the router's image.
     """
     objects, components = documents(fleet, max_model_len), kustomize.kustomize_files(fleet)
     return {
@@ -79,13 +78,13 @@ def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
     """The Helm chart of `files`, made anew after a change of their kubernetes.yaml (scalable_pools.py)."""
     objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
     chart, path = helm_chart.chart_files(fleet, objects, files), f"{helm_chart.FOLDER}/values.yaml"
-    # The comments of the old values replace the comment in the first line of the new ones.
+    # The comments of the old values.yaml replace the first line of the new one, which is a comment.
     comments = [line for line in files[path].splitlines(keepends=True) if line.startswith("#")]
     return chart | {path: "".join(comments) + chart[path].partition("\n")[2]}
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply kubernetes.yaml, or its parts by Kustomize or Helm, as lines of the README."""
+    """How to apply kubernetes.yaml, alone or by Kustomize or Helm, as lines of the README."""
     return [
         *engine_command.router_image_steps("kubernetes.yaml"),
         f"    {SECRET}",
@@ -107,7 +106,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:
-    """YAML to be applied with kubectl."""
+    """The documents as one file for kubectl, with a comment at the top."""
     llm, gpus = engine_command.one_line(fleet.llm.name), count_text(fleet.gpus, "GPU")
     header = f"# {llm} on {gpus}.   kubectl apply -f {name}\n"
     return header + "---\n".join(map(to_yaml, documents))
@@ -128,13 +127,13 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 
 def labels_of(fleet: Fleet, name: str, pool: Pool) -> Document:
-    """The labels of the pods of pool `name`: by these the router and other objects find them."""
+    """The labels of the pods of pool `name`, by which the router and other objects find them."""
     app = engine_command.llm_label(fleet)
     return {APP: app, PART: f"{app}-{name}", ROLE: f"{pool.role}"}
 
 
 def node_labels(gpu: Gpu) -> Document:
-    """The labels that a node must have: the GPU's, and our own where its power is capped."""
+    """The labels that a node must have: the GPU's, and POWER_LIMIT if its power is capped."""
     key, equals, value = gpu.node_selector.rpartition("=")
     key = key if equals else "nvidia.com/gpu.product"
     if not (_LABEL_NAME.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
@@ -154,7 +153,7 @@ def resource_of(gpu: Gpu) -> str:
 
 
 def escape_variables(args: list[str]) -> list[str]:
-    """Arguments with $ doubled: Kubernetes would read $(NAME) as a variable, and makes $$ a plain $."""
+    """Arguments with $ doubled: Kubernetes reads $(NAME) as a variable, and $$ as a plain $."""
     return [arg.replace("$", "$$") for arg in args]
 
 
@@ -165,8 +164,8 @@ def worker_environment(fleet: Fleet, pool: Pool) -> list[Document]:
 
 
 def nixl_environment(fleet: Fleet, pool: Pool) -> list[Document]:
-    """The address at which a prefill or decode worker exchanges KV, and what else it needs for that; nothing
-    for a mixed worker.
+    """Variables with the address at which a prefill or decode worker exchanges KV, and further ones for that;
+    empty for a mixed worker.
     """
     if pool.role == "mixed":
         return []
@@ -186,20 +185,20 @@ def gpu_tolerations(gpu: Gpu) -> list[Document]:
 
 
 def shared_memory(fleet: Fleet, pool: Pool) -> Document:
-    """The volume /dev/shm of a pod; vLLM's KV blocks in CPU memory are there too."""
+    """The volume /dev/shm of a pod, which also has vLLM's KV blocks in CPU memory."""
     size_gib = SHM_GIB + _offload_gib(fleet, pool)
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size_gib}Gi"}}
 
 
 def _offload_gib(fleet: Fleet, pool: Pool) -> int:
-    """GiB of KV blocks in CPU memory that a worker keeps, rounded up."""
+    """CPU memory for a worker's KV blocks [GiB], rounded up."""
     return math.ceil(engine_command.cpu_bytes(pool, fleet) / 2**30)
 
 
 def with_memory_request(fleet: Fleet, pool: Pool, main: Document) -> Document:
-    """The container `main` with a request for the CPU memory of its KV blocks, where it has any.
+    """The container `main` with a request for the CPU memory of its KV blocks, if it has any.
 
-    For pods that `pod_template` does not make; its own requests (`_with_requests`) include this memory.
+    For pods that `pod_template` does not make; `pod_template` requests this memory itself (`_with_requests`).
     """
     if not (size_gib := _offload_gib(fleet, pool)):
         return main
@@ -210,7 +209,7 @@ def with_memory_request(fleet: Fleet, pool: Pool, main: Document) -> Document:
 
 def _with_requests(fleet: Fleet, pool: Pool, main: Document) -> Document:
     """The container `main` of a worker with requests for CPUs and memory, and without privileges."""
-    gpus = pool.type.gpus // engine_command.nodes_of(pool.type)  # Of one pod, which is on one node.
+    gpus = pool.type.gpus // engine_command.nodes_of(pool.type)  # GPUs of a pod, which is on one node.
     memory_gib = SHM_GIB + _offload_gib(fleet, pool) + MEMORY_PER_GPU_GIB * gpus
     requests = {"cpu": str(1 + CPUS_PER_GPU * gpus), "memory": f"{memory_gib}Gi"}
     main_resources = main["resources"]
@@ -247,8 +246,8 @@ def worker_container(fleet: Fleet, pool: Pool, args: list[str]) -> Document:
 
 
 def health_probes(*, port: str = "http") -> Document:
-    """Health checks: an engine has START_S to start. Later a pod that fails them gets no requests through
-    Services after 15 s, and its engine is restarted after 60 s.
+    """Health checks: an engine has START_S to start. Later, if they fail for 15 s, Services send the pod no
+    requests; after 60 s its engine is restarted.
     """
     health = {"httpGet": {"path": "/health", "port": port}}
     return {
@@ -259,9 +258,8 @@ def health_probes(*, port: str = "http") -> Document:
 
 
 def node_affinity(fleet: Fleet, pool: Pool) -> Document:
-    """Which nodes a pod may run on: those with its GPU and power cap.
-
-    Where the fleet has the same GPU with and without a cap, uncapped pods keep off the capped nodes.
+    """The nodes on which a pod may run: those with its GPU and power cap. If the fleet has the same GPU with
+    and without a cap, uncapped pods avoid the capped nodes.
     """
     gpu = pool.type.gpu
     scheduling: Document = {"nodeSelector": node_labels(gpu), "tolerations": gpu_tolerations(gpu)}
@@ -273,7 +271,7 @@ def node_affinity(fleet: Fleet, pool: Pool) -> Document:
 
 
 def keeps_off_capped(fleet: Fleet, pool: Pool) -> bool:
-    """Whether another pool caps the same GPU, so that this one must avoid those nodes."""
+    """Whether another pool caps the same GPU, so that this pool must avoid capped nodes."""
     gpu = pool.type.gpu
     return not engine_command.is_capped(gpu) and any(
         other.type.gpu.base == gpu.base and engine_command.is_capped(other.type.gpu)
@@ -300,7 +298,7 @@ def pod_template(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> 
 
 
 def _deployment(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
-    """The Deployment of a pool: one pod per worker, which are replaced one at a time."""
+    """The Deployment of a pool: one pod per worker; pods are replaced one at a time."""
     main = _engine_container(fleet, pool, max_model_len)
     return {
         "apiVersion": "apps/v1",
@@ -318,7 +316,7 @@ def _deployment(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) 
 
 
 def _engine_container(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
-    """vLLM with the flags of the plan, or SGLang where the plan was made for it."""
+    """The container of vLLM, or of SGLang if the plan was made for it, with the plan's flags."""
     port = ["--port", str(HTTP_PORT)]
     if not sglang_engine.is_sglang(fleet):
         args = [*engine_command.engine_args(pool, fleet, max_model_len), *port]
@@ -335,7 +333,7 @@ def _store_name(fleet: Fleet) -> str:
 
 
 def _with_store(fleet: Fleet, pool: Pool, template: Document) -> Document:
-    """The pod template, with the configuration of the shared store of KV blocks where its pool uses one."""
+    """The pod template, with the configuration of the shared store of KV blocks if its pool uses one."""
     if not kv_store.uses_store(fleet, pool):
         return template
     (main,) = template["spec"]["containers"]
@@ -406,7 +404,7 @@ def _store(fleet: Fleet) -> list[Document]:
 
 
 def headless(labels: Document) -> Document:
-    """A Service without an address of its own: a name in DNS for every pod of a pool."""
+    """A headless Service: it has no address, but gives every pod of a pool a name in DNS."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -420,7 +418,7 @@ def headless(labels: Document) -> Document:
 
 
 def disruption_budget(labels: Document) -> Document:
-    """A PodDisruptionBudget: drains of nodes take one worker of a pool at a time."""
+    """A PodDisruptionBudget: drains of nodes stop one worker of a pool at a time."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -430,7 +428,7 @@ def disruption_budget(labels: Document) -> Document:
 
 
 def router(fleet: Fleet) -> list[Document]:
-    """The objects of the routers, and of the account by which they may watch pods."""
+    """The objects of the routers, and of the account with which they watch pods."""
     app = engine_command.llm_label(fleet)
     routers = [
         _router_objects(fleet, app, name, roles) for name, roles in engine_command.routers_of(fleet).items()
@@ -446,7 +444,7 @@ def _discovery(app: str) -> list[Document]:
 
 
 def account_with_role(metadata: Document, rules: list[Document]) -> list[Document]:
-    """A ServiceAccount, and a Role and RoleBinding of the same name, by which it may do what `rules` say."""
+    """A ServiceAccount, with a Role and RoleBinding of the same name that grant it `rules`."""
     rbac, name = "rbac.authorization.k8s.io", metadata["name"]
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
@@ -462,7 +460,7 @@ def account_with_role(metadata: Document, rules: list[Document]) -> list[Documen
 
 
 def _router_objects(fleet: Fleet, app: str, router_name: str, roles: tuple[Role, ...]) -> list[Document]:
-    """The Deployment and the Service of a router before the workers of these roles."""
+    """The Deployment and the Service of a router for workers of these roles."""
     name = f"{app}-{router_name}"
     labels = {APP: app, PART: name, ROLE: "router"}
     metadata = {"name": name, "labels": labels}

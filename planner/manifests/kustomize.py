@@ -1,7 +1,7 @@
-"""A Kustomize base for kubernetes.yaml, and components that a cluster may take.
+"""A Kustomize base for kubernetes.yaml, and optional components.
 
-The components are a volume for the weights, network policies, monitoring and a gateway. None of them is
-applied with `kubectl apply -f kubernetes.yaml` or `-k .`: an overlay beside the folder names those that it
+The components are a volume for the weights, network policies, monitoring and a gateway. `kubectl apply -f
+kubernetes.yaml` or `-k .` applies none of them: an overlay beside the folder names the components that it
 wants (`overlay_lines`). Sources: kubectl.docs.kubernetes.io/references/kustomize (components of v1alpha1),
 networking.k8s.io/v1, batch/v1; huggingface_hub's environment variables; monitoring.coreos.com/v1
 (PodMonitor); gateway.networking.k8s.io/v1 (Gateway, HTTPRoute); Grafana's sidecar for dashboards.
@@ -23,16 +23,15 @@ COMPONENTS = "components/"
 CACHE, POLICIES = f"{COMPONENTS}model-cache", f"{COMPONENTS}network-policy"
 MONITORING, GATEWAY = f"{COMPONENTS}monitoring", f"{COMPONENTS}gateway"
 MODELS = "/models"  # Where workers and the download mount the volume.
-# The volume holds the LLM's weights and the other files of checkpoints. A fifth more is for drafters, built
-# in or with a checkpoint of their own, because a fleet does not have their size.
+# The volume has the LLM's weights and other files of checkpoints. A fifth more is for drafters (built in, or
+# with their own checkpoint), because a fleet does not know their size.
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
 CACHE_USER = engine_command.ROUTER_USER  # Any user but root.
 WORKER_ROLES = get_args(Role)  # The other pods of an LLM are routers, the KV store and the download.
 METRICS_NAMESPACE = "monitoring"  # Prometheus usually runs there; the component's header names it.
 
-# The program of the download. Its arguments are the file that marks its end, then names of checkpoints. A
-# repository may hold its weights in two or three formats; if safetensors are among them, the others are left
-# out.
+# The download program. Its arguments are the file that marks its end, then names of checkpoints. A repository
+# may have its weights in several formats; if one is safetensors, the others are left out.
 DOWNLOAD = """\
 import pathlib, sys
 from huggingface_hub import list_repo_files, snapshot_download
@@ -47,7 +46,7 @@ pathlib.Path(mark).touch()
 
 
 def kustomize_files(fleet: Fleet) -> dict[str, str]:
-    """The base and its components, path -> text. An LLM that is a path has no download and no volume."""
+    """The base and its components, path -> text. An LLM given by a path has no download and no volume."""
     app = engine_command.llm_label(fleet)
     base = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -61,8 +60,8 @@ def kustomize_files(fleet: Fleet) -> dict[str, str]:
 
 
 def overlay_lines(fleet: Fleet) -> list[str]:
-    """Lines for a README: an overlay with every component that needs no operator. The router's image, which
-    users build, gets the name of the registry to which they pushed it.
+    """Lines for a README: an overlay with every component that needs no operator. It also puts the registry
+    into the name of the router's image, which users build and push.
     """
     components = [*([CACHE] if _checkpoint_names(fleet) else []), POLICIES]
     image = engine_command.ROUTER_IMAGE.partition(":")[0]
@@ -75,7 +74,7 @@ def overlay_lines(fleet: Fleet) -> list[str]:
 
 
 def _checkpoint_names(fleet: Fleet) -> list[str]:
-    """Checkpoints that each worker would download, the LLM's and drafters'; none if the LLM is a path."""
+    """Checkpoints that each worker would download, the LLM's and drafters'; empty if the LLM is a path."""
     try:
         names = [engine_command.hub_name(fleet, "kustomize")]
     except InputError:
@@ -90,13 +89,13 @@ def claim_of(app: str) -> str:
 
 
 def mark_of(app: str) -> str:
-    """The file by which the download says that it is complete."""
+    """The file that the download creates when it is complete."""
     return f"{MODELS}/.{app}-complete"
 
 
 def _claim_gib(fleet: Fleet) -> int:
     """GiB of the volume for the LLM's weights and the files beside them."""
-    gpu = fleet.running_pools[0].type.gpu  # Any will do: all pools serve the same checkpoint.
+    gpu = fleet.running_pools[0].type.gpu  # Any pool will do: all serve the same checkpoint.
     weight_bytes = worker_memory(fleet.llm, gpu, 1).weight_bytes  # A worker of TP 1 has all weights.
     return math.ceil(CACHE_FACTOR * weight_bytes / 2**30) + CACHE_SPARE_GIB
 
@@ -160,13 +159,14 @@ def _worker_patch(fleet: Fleet, volume: str, mark: str) -> Document:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": "workers"},  # Kustomize wants a name, and ignores it where a patch has a target.
+        # Kustomize requires a name, and ignores it because the patch has a target.
+        "metadata": {"name": "workers"},
         "spec": {"template": {"spec": spec}},
     }
 
 
 def _shell_image(fleet: Fleet) -> str:
-    """An image with a shell and huggingface_hub, which nodes pull anyway: that of the first pool's engine."""
+    """An image with a shell and huggingface_hub: the first pool's engine image, which nodes pull anyway."""
     return engine_command.engine_image(fleet.running_pools[0].type)
 
 
@@ -213,8 +213,9 @@ def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names:
 def _network_files(app: str) -> dict[str, str]:
     """The component with network policies for routers and for all other pods of this LLM.
 
-    The others accept connections of the LLM's pods on every port (HTTP, the exchange of KV blocks, the KV
-    store), and of Prometheus on HTTP. Routers accept those of their namespace and of Prometheus on HTTP.
+    Routers accept connections from their namespace and from Prometheus, on HTTP. Other pods accept
+    connections from the LLM's pods on every port (HTTP, exchange of KV blocks, KV store), and from Prometheus
+    on HTTP.
     """
     own = {"podSelector": {"matchLabels": {APP: app}}}
     http = [{"protocol": "TCP", "port": engine_command.HTTP_PORT}]
@@ -238,9 +239,8 @@ def _network_files(app: str) -> dict[str, str]:
 
 
 def _monitoring_files(fleet: Fleet, app: str) -> dict[str, str]:
-    """The component by which Prometheus scrapes every worker, and Grafana gets a dashboard of vLLM's metrics.
-
-    It is left out for SGLang, whose metrics have other names.
+    """The component that makes Prometheus scrape every worker, and gives Grafana a dashboard of vLLM's
+    metrics. Empty for SGLang, whose metrics have other names.
     """
     if sglang_engine.is_sglang(fleet):
         return {}
@@ -268,10 +268,8 @@ def _monitoring_files(fleet: Fleet, app: str) -> dict[str, str]:
 
 
 def _gateway_files(fleet: Fleet, app: str) -> dict[str, str]:
-    """The component with a Gateway whose HTTPRoute leads to the router.
-
-    With two routers (see `engine_command.routers_of`) each gets a route by a prefix of the path, which the
-    route removes.
+    """The component with a Gateway whose HTTPRoute leads to the router. With two routers
+    (`engine_command.routers_of`) each has a route by a prefix of the path, which the route removes.
     """
     names = list(engine_command.routers_of(fleet))
     routes = [_http_route(f"{app}-{name}", app, "" if len(names) == 1 else f"/{name}") for name in names]
@@ -296,7 +294,7 @@ def _gateway_files(fleet: Fleet, app: str) -> dict[str, str]:
 
 
 def _http_route(service: str, gateway: str, prefix: str) -> Document:
-    """The route of a gateway to a service; `prefix` is the path that leads there, empty for all paths."""
+    """The route of a gateway to a service, for paths that begin with `prefix` (empty: all paths)."""
     rule: Document = {
         "backendRefs": [{"name": service, "port": engine_command.HTTP_PORT}],
         "timeouts": {"request": "0s"},  # No limit: the default of some gateways is 15 s.

@@ -1,10 +1,10 @@
 """A store of KV blocks for all workers that prefill (`kv_offload: shared`): Mooncake's, beside vLLM.
 
-The store is two processes of the package mooncake-transfer-engine: mooncake_master knows which blocks there
-are, and mooncake_client (the owner) holds the blocks in its memory. Workers read and write them with vLLM's
+The store is two processes of the package mooncake-transfer-engine: mooncake_master has the list of blocks,
+and mooncake_client (the owner) has the blocks in its memory. Workers read and write blocks with vLLM's
 MooncakeStoreConnector in the mode standalone-store, so they add no memory of their own to the store. Keys are
-those that vLLM 0.32 reads (vllm/distributed/mooncake_store.py,
-docs/features/mooncake_store_connector_usage.md), options those of Mooncake's deployment guide.
+as in vLLM 0.32 (vllm/distributed/mooncake_store.py, docs/features/mooncake_store_connector_usage.md), options
+as in Mooncake's deployment guide.
 """
 
 import json
@@ -19,7 +19,7 @@ NAME = "kv-store"
 PACKAGE = "mooncake-transfer-engine"
 CONFIG, CONFIG_PATH = "kv-store.json", "MOONCAKE_CONFIG_PATH"
 MASTER_PORT, OWNER_PORT = 50051, 50052
-HANDSHAKE = "P2PHANDSHAKE"  # Stands for the address of a metadata server, of which there is none.
+HANDSHAKE = "P2PHANDSHAKE"  # In place of the address of a metadata server: there is none.
 
 
 def size_bytes(fleet: Fleet) -> int:
@@ -29,12 +29,12 @@ def size_bytes(fleet: Fleet) -> int:
 
 
 def uses_store(fleet: Fleet, pool: Pool) -> bool:
-    """Whether workers of `pool` use the store: those that prefill do."""
+    """Whether workers of `pool` use the store: only workers that prefill do."""
     return size_bytes(fleet) > 0 and pool.role != "decode"
 
 
 def refuse_store(fleet: Fleet, target: str) -> None:
-    """Raise InputError where the fleet has a shared store that the manifests of `target` cannot start."""
+    """Raise InputError if the fleet has a shared store, which the manifests of `target` cannot start."""
     if size_bytes(fleet) and target not in TARGETS:
         raise InputError(
             f"{target}: kv_offload: shared needs the store's own processes, which are not written here; take "
@@ -45,7 +45,7 @@ def refuse_store(fleet: Fleet, target: str) -> None:
 def connector(fleet: Fleet) -> Document:
     """vLLM's `kv_transfer_config` of workers that use the store.
 
-    If their TP degrees differ, it lists all of them, so that blocks are split small enough for each.
+    If their TP degrees differ, it lists all degrees, so that blocks are split small enough for every worker.
     """
     connector_config: Document = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
     degrees = sorted({pool.type.tp for pool in fleet.running_pools if uses_store(fleet, pool)})
@@ -77,7 +77,9 @@ def master_args() -> list[str]:
 
 
 def owner_args(size: int, host: str, protocol: str) -> list[str]:
-    """mooncake_client on the host of its master, with `size` bytes for blocks, reached at `host`."""
+    """The command that starts the owner on its master's host, with `size` bytes for blocks; `host` is its
+    address for workers.
+    """
     return [
         "mooncake_client",
         f"--host={host}",

@@ -1,14 +1,15 @@
-"""The target llm-d: Helm values of its chart llm-d-modelservice, a release per pool, and of its router's
+"""The target llm-d: Helm values of its chart llm-d-modelservice (a release per pool), and of its router's
 chart.
 
 The releases share the label llm-d.ai/model, by which llm-d's router finds the pods of all pools. Decode pods
-have a routing sidecar on port 8000 in front of vLLM on 8200. The command is ours (`modelCommand: custom`),
-since the chart would derive flags of its own. The chart runs Helm's template engine over the environment but
-not over the arguments, so names that a user chose, which might look like a template, are in arguments only.
+have a routing sidecar on port 8000 in front of vLLM on 8200. We write the command ourselves (`modelCommand:
+custom`), because the chart would derive other flags. The chart runs Helm's template engine over the
+environment but not over the arguments, so names from a user, which might look like a template, are only in
+arguments.
 
-Data-parallel ranks on several nodes are a LeaderWorkerSet (`multinode`), whose pods are all alike: each has a
-front end for its own ranks (--data-parallel-hybrid-lb), and a shell computes the number of its first rank, as
-in llm-d's guide wide-ep-lws (modelserver/gpu/vllm-deepseek-v4/base/decode.yaml at 034b87d).
+Data-parallel ranks on several nodes are a LeaderWorkerSet (`multinode`) of equal pods: each has a front end
+for its own ranks (--data-parallel-hybrid-lb), and a shell computes the number of its first rank, as in
+llm-d's guide wide-ep-lws (modelserver/gpu/vllm-deepseek-v4/base/decode.yaml at 034b87d).
 """
 
 from planner.errors import InputError
@@ -20,8 +21,8 @@ from planner.manifests.kubernetes import Document
 
 CHART_VERSION, ROUTER_VERSION = "v0.4.12", "v0.10.0"
 ROUTER_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-standalone"
-# This chart replaces the router's own proxy by an InferencePool and an HTTPRoute for a Gateway of the
-# cluster.
+# This chart has an InferencePool and an HTTPRoute for a Gateway of the cluster, in place of the router's
+# proxy.
 GATEWAY_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-gateway"
 GATEWAY_NAME = "inference-gateway"  # The chart's default.
 PLUGINS_FILE = "plan.yaml"
@@ -55,20 +56,20 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def router_values(fleet: Fleet) -> Document:
-    """The values of the router's release: one endpoint picker, as each counts only what it sent itself."""
+    """The values of the router's release: one endpoint picker, because each counts only its own requests."""
     port = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": PROXY_PORT}
     return {"router": {"extraServicePorts": [port], **_picker_values(fleet)}}
 
 
 def gateway_values(fleet: Fleet) -> Document:
     """The same endpoint picker behind a Gateway: the chart makes the InferencePool and the HTTPRoute."""
-    # "0s" is no limit: the chart's own is 300 s.
+    # "0s" is no limit; the chart's default is 300 s.
     route = {"create": True, "inferenceGatewayName": GATEWAY_NAME, "requestTimeout": "0s"}
     return {"router": _picker_values(fleet), "httpRoute": route}
 
 
 def _picker_values(fleet: Fleet) -> Document:
-    """What both charts share: the endpoint picker, for mixed workers or for pairs, and the pods it sees."""
+    """Values for both charts: the endpoint picker, for mixed workers or for pairs, and its pods."""
     picker = endpoint_picker.picker_config(fleet, is_pair=fleet.is_disaggregated)
     return {
         "modelServers": {"matchLabels": {"llm-d.ai/model": engine_command.llm_label(fleet)}},
@@ -199,7 +200,7 @@ def _engine(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _volume_gib(fleet: Fleet) -> int:
-    """The volume for the checkpoint [GiB]: twice the weights, as some repositories hold them in two formats,
-    and SPARE_GIB.
+    """The volume for the checkpoint [GiB]: twice the weights, because some repositories have two formats, and
+    SPARE_GIB.
     """
     return SPARE_GIB + round(2 * fleet.llm.weight_bytes / 2**30)

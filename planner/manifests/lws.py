@@ -1,10 +1,10 @@
 """LeaderWorkerSet: workers that span nodes (by PP or data-parallel ranks), one group of pods per worker.
 
-Pod 0 of a group answers HTTP for all ranks; the other pods run vLLM with --headless and meet pod 0 at
-LWS_LEADER_ADDRESS. vLLM computes from --node-rank which data-parallel ranks a node has. LWS sets that address
-and LWS_WORKER_INDEX in every container, and Kubernetes puts them into the arguments. The router and the other
-objects are those of plain Kubernetes. Pods that run --headless have the role label `headless`, which no
-router selects.
+Pod 0 of a group answers HTTP for all ranks; the other pods run vLLM with --headless and connect to pod 0 at
+LWS_LEADER_ADDRESS. vLLM computes from --node-rank which data-parallel ranks a node has. LWS sets
+LWS_LEADER_ADDRESS and LWS_WORKER_INDEX in every container, and Kubernetes puts them into the arguments. The
+router and other objects are as on plain Kubernetes (kubernetes.py). Pods with --headless have the role label
+`headless`, which no router selects.
 """
 
 from planner.fleet import Fleet, Pool

@@ -1,5 +1,5 @@
-"""Alert rules for Prometheus and a dashboard for Grafana over what `plan watch --export` serves; a PodMonitor
-and a dashboard over what vLLM's workers export.
+"""Alert rules for Prometheus and a dashboard for Grafana on the metrics of `plan watch --export`; a
+PodMonitor and a dashboard on the metrics of vLLM's workers.
 
 Sources: prometheus.io/docs/prometheus/latest/configuration/alerting_rules; Grafana's dashboard JSON model.
 """
@@ -12,12 +12,12 @@ from planner.files.checked_files import to_yaml
 
 RULES_FILE, DASHBOARD_FILE = "fleetplan-rules.yaml", "fleetplan-dashboard.json"
 HOLDS, HEADROOM, DRIFTED = "fleetplan_plan_holds", "fleetplan_headroom_traffic_frac", "fleetplan_drifted"
-_STALE_S = 3600  # An alert fires if `plan watch` has not run for an hour.
-_LOW_HEADROOM_FRAC = 0.1  # An alert fires below this headroom, while there is time to add workers.
+_STALE_S = 3600  # An alert fires if `plan watch` has not run for this long.
+_LOW_HEADROOM_FRAC = 0.1  # An alert fires below this headroom, while there is still time to add workers.
 SCRAPE_S = 15  # Prometheus reads metrics this often.
 MOST_UID = 40  # Most characters of a dashboard's uid in Grafana.
-# Both workers of a pair count each request. First tokens are of those that prefill, outputs of those that
-# decode. Without the label, which kustomize.py has Prometheus add, all workers match.
+# Both workers of a pair count each request. So first tokens are taken from workers that prefill, outputs from
+# workers that decode. Without the label (kustomize.py makes Prometheus add it) all workers match both.
 _PREFILLING, _DECODING = 'fleetplan_role!="decode"', 'fleetplan_role!="prefill"'
 
 
@@ -30,7 +30,7 @@ def watch_files(llm: str) -> dict[str, str]:
 
 
 def _alert_rules(llm: str) -> dict[str, Any]:
-    """Four alerts: the plan no longer holds, headroom is low, traffic drifted, nothing was watched."""
+    """Four alerts: the plan no longer holds, headroom is low, traffic drifted, `plan watch` has not run."""
 
     def alert_rule(name: str, expression: str, severity: str, text: str, wait: str) -> dict[str, Any]:
         """A rule of Prometheus: `text` is sent once `expression` has been true for the time `wait`."""
@@ -69,7 +69,7 @@ def _alert_rules(llm: str) -> dict[str, Any]:
                     ),
                     alert_rule(
                         "FleetplanWatchStale",
-                        # The second is of a `plan watch` that has ended, whose series end with it.
+                        # `absent_over_time`: after `plan watch` has ended, its series have no values.
                         f"time() - fleetplan_watched_timestamp_seconds > {_STALE_S} or "
                         f"absent_over_time(fleetplan_watched_timestamp_seconds[{_STALE_S}s])",
                         "warning",
@@ -83,7 +83,7 @@ def _alert_rules(llm: str) -> dict[str, Any]:
 
 
 def pod_monitor(name: str, pods: Mapping[str, Any], port: str | int, **more: Any) -> dict[str, Any]:
-    """A PodMonitor (monitoring.coreos.com/v1), by which Prometheus scrapes a port of pods every SCRAPE_S.
+    """A PodMonitor (monitoring.coreos.com/v1): Prometheus scrapes a port of pods every SCRAPE_S.
 
     `pods` is the selector of the pods, `port` a name or a number; `more` are further fields of the endpoint.
     """
@@ -102,7 +102,7 @@ def pod_monitor(name: str, pods: Mapping[str, Any], port: str | int, **more: Any
 
 
 def serving_dashboard(llm: str, app: str) -> str:
-    """A Grafana dashboard, as JSON, of what the workers of an LLM export; Grafana knows it by `app`."""
+    """A Grafana dashboard, as JSON, of the metrics of an LLM's workers; `app` makes its uid."""
     uid = f"fleetplan-{app}"[:MOST_UID]
     return json.dumps(_dashboard_document(llm, uid, _serving_panels(llm, 0)), indent=2) + "\n"
 
@@ -156,7 +156,7 @@ def _serving_panels(llm: str, first: int) -> list[dict[str, Any]]:
 
 
 def _dashboard_document(llm: str, uid: str, panels: list[dict[str, Any]]) -> dict[str, Any]:
-    """A dashboard in Grafana's JSON model; a variable `source` chooses the Prometheus."""
+    """A dashboard in Grafana's JSON model; its variable `source` selects the Prometheus server."""
     return {
         "title": f"fleetplan: {llm}",
         "uid": uid,
@@ -177,9 +177,8 @@ def _dashboard_document(llm: str, uid: str, panels: list[dict[str, Any]]) -> dic
 def _panel_document(
     number: int, kind: str, title: str, queries: Mapping[str, str], unit: str
 ) -> dict[str, Any]:
-    """Panel `number`, counted from 0 in rows of two; `queries` are PromQL by legend.
-
-    Grafana's grid is 24 units wide.
+    """Panel `number`, counted from 0 in rows of two (Grafana's grid is 24 units wide); `queries` are PromQL
+    by legend.
     """
     source = {"type": "prometheus", "uid": "${source}"}
     return {

@@ -1,8 +1,8 @@
 """vLLM itself, without a cluster: per pool a config file for `vllm serve` and a script for one worker.
 
 The first argument of a script is the number of the worker on its host, 0, 1, ...; the worker's ports follow
-from it. All further arguments go to `vllm serve`. The worker's GPUs are those that CUDA_VISIBLE_DEVICES
-(HIP_VISIBLE_DEVICES on AMD) names.
+from it. Further arguments go to `vllm serve`. CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES on AMD) selects the
+worker's GPUs.
 """
 
 import shlex
@@ -15,22 +15,21 @@ from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STE
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, {engine_command.ROUTER_PACKAGE}"
 routing = engine_command.routing_sentence  # Every target has `routing`, `render` and `steps` (__init__.py).
 FIRST_PORT = HTTP_PORT + 1  # The router has HTTP_PORT.
-# The shell's command for this host's address. `hostname -i` is 127.0.1.1 on hosts of Debian and Ubuntu whose
-# /etc/hosts says so, and no other host could fetch KV blocks from there.
+# The shell command for this host's address. `hostname -i` may be 127.0.1.1 on Debian and Ubuntu (by
+# /etc/hosts), an address that other hosts cannot use.
 FIND_ADDRESS = "address=$(hostname -I | cut -d' ' -f1)"
-# Placeholders in the config file of the store of KV blocks. A worker's script replaces them by the values of
-# its host.
+# Placeholders in the config file of the store of KV blocks; a worker's script replaces them.
 STORE_ADDRESS, STORE_PROTOCOL = "KV_STORE", "PROTOCOL"
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """The files by name: vllm/POOL.config.yaml and vllm/POOL.sh for every pool, a script for each router, and
-    those of the store of KV blocks if the fleet has one.
+    the files of the store of KV blocks if the fleet has one.
     """
     files: dict[str, str] = {}
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         engine_settings = {"model": fleet.llm.name, **engine_command.engine_flags(pool, fleet, max_model_len)}
-        # `vllm serve` turns a setting off by a flag of its own, `--no-KEY`.
+        # A setting that is off has its own flag, `--no-KEY`.
         engine_settings = dict(
             (f"no-{key}", True) if value is False else (key, value) for key, value in engine_settings.items()
         )
@@ -49,7 +48,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 def steps(fleet: Fleet) -> list[str]:
     """How to start the workers and the router, as lines of the folder's README."""
     lines = []
-    # Addresses such as 10.0.0.9 are examples, which a user replaces.
+    # Addresses such as 10.0.0.9 are examples for the user to replace.
     packages, store_environment = f"vllm=={engine_command.engine_version(fleet)}", ""
     if kv_store.size_bytes(fleet):
         packages, store_environment = f"{packages} {kv_store.PACKAGE}", "KV_STORE=10.0.0.9 "
@@ -101,7 +100,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
-    """The text of the script that starts one worker of a pool; `name` is the pool's in the files."""
+    """The text of the script that starts one worker of a pool; `name` is the pool's name in files."""
     nodes = engine_command.nodes_of(pool.type)
     gpus = pool.type.gpus // nodes
     lines = [
@@ -121,7 +120,7 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
     ]
     # Two workers on one host must not listen on the same port, so ports count on with `number`.
     flags = [f'--config "$here/{name}.config.yaml"', f"--port $(({FIRST_PORT} + number))"]
-    if pool.role != "mixed":  # The address at which a worker's KV blocks are handed off.
+    if pool.role != "mixed":  # The address for the hand-off of KV blocks.
         lines += [
             FIND_ADDRESS,
             'export VLLM_NIXL_SIDE_CHANNEL_HOST="${VLLM_NIXL_SIDE_CHANNEL_HOST:-$address}"',
@@ -158,8 +157,8 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
 
 def _store(size: int) -> str:
     """The text of the script that starts the store of KV blocks with `size` bytes of memory."""
-    # One process lends the memory; the other, the master, knows which block lies where.
-    lend_memory = " ".join(kv_store.owner_args(size, '"${address}"', '"${PROTOCOL:-rdma}"'))
+    # Two processes (kv_store.py): the owner has the memory, the master the list of blocks.
+    start_owner = " ".join(kv_store.owner_args(size, '"${address}"', '"${PROTOCOL:-rdma}"'))
     lines = [
         "#!/usr/bin/env bash",
         f"# The store of KV blocks that all workers share: {size / 1e9:.4g} GB of this host's memory.",
@@ -167,7 +166,7 @@ def _store(size: int) -> str:
         FIND_ADDRESS,
         f"{' '.join(kv_store.master_args())} &",
         "trap 'kill $!' EXIT",
-        lend_memory,
+        start_owner,
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """The target vLLM production-stack: values of its Helm chart vllm-stack, an entry of modelSpec per pool.
 
-The chart labels pods by their pool. Its router is given the names of the pools that prefill and of those that
-decode, and passes the KV connector's parameters from a prefill worker to a decode worker.
+The chart labels pods by their pool. Its router gets the names of the prefill pools and of the decode pools,
+and passes the KV connector's parameters from a prefill worker to a decode worker.
 """
 
 from planner.errors import InputError
@@ -13,13 +13,14 @@ from planner.policies import ROUTING, STACK, STACK_PAIRS, RouterDifference, find
 
 CHART_VERSION = "0.1.12"
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
-# The chart demands a request of CPUs and of memory. vLLM waits on GPUs, so these only keep a pod off a
+# The chart requires requests for CPUs and memory. vLLM mostly waits on GPUs, so these only keep a pod off a
 # crowded node.
 CPUS, MEMORY = 8, "32Gi"
-GARBLED_FROM = 10**6  # From here on Helm prints numbers as 1e+06, which vLLM does not take.
-# The chart leaves pods Kubernetes' 30 s to stop, of which the engine gets this many for its requests.
+GARBLED_FROM = 10**6  # From here on Helm prints numbers as 1e+06, which vLLM does not accept.
+# Pods of the chart have Kubernetes' default of 30 s to stop; the engine gets this much of it for its
+# requests.
 DRAIN_S = 25
-# Flags for which the chart has a value; the others go into extraArgs.
+# Flags for which the chart has a value; other flags go into extraArgs.
 _CHART_VALUES = {
     "tensor-parallel-size": "tensorParallelSize",
     "max-model-len": "maxModelLen",
@@ -50,7 +51,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """The end of the README's line "Routing: ...": the rule of the chart's router, and what is lost by it."""
+    """The end of the README's line "Routing: ...": the rule of the chart's router, and its shortcomings."""
     rule, policies = _router_rule(fleet), fleet.policies
     if fleet.is_disaggregated:
         effect = ", which takes prefill and decode workers in turns"
@@ -72,7 +73,7 @@ def values(fleet: Fleet, max_model_len: int) -> Document:
             "production-stack: its router serves pairs or mixed pools, found both; take kubernetes"
         )
     probe = {"initialDelaySeconds": 15, "periodSeconds": 10, "failureThreshold": engine_command.START_S // 10}
-    # A toleration follows from the resource alone, so any GPU with the resource gives it.
+    # The tolerations depend only on the resource, so one GPU per resource suffices.
     gpu_of_resource = {kubernetes.resource_of(pool.type.gpu): pool.type.gpu for pool in fleet.running_pools}
     models = [
         _model(fleet, name, pool, max_model_len)
@@ -98,17 +99,17 @@ def values(fleet: Fleet, max_model_len: int) -> Document:
 
 
 def _roles(fleet: Fleet) -> list[str]:
-    """The router's arguments with the names of the pools that prefill, and of those that decode."""
+    """The router's arguments with the names of the prefill pools and of the decode pools."""
     words: list[str] = []
     for role in ("prefill", "decode"):
         pools = zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True)
-        if own := [name for name, pool in pools if pool.role == role]:
-            words += [f"--{role}-model-labels", ",".join(own)]
+        if names := [name for name, pool in pools if pool.role == role]:
+            words += [f"--{role}-model-labels", ",".join(names)]
     return words
 
 
 def _router_rule(fleet: Fleet) -> RouterDifference:
-    """What the chart's router does for the plan's routing."""
+    """The rule of the chart's router in place of the plan's routing."""
     router = STACK_PAIRS if fleet.is_disaggregated else STACK
     return find_router_difference(ROUTING[fleet.policies.routing], router)
 

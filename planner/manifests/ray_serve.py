@@ -1,7 +1,7 @@
 """Ray Serve LLM: a serve config with one application per pair of pools or mixed pool.
 
-Each version of Ray comes with one of vLLM (ENGINE). `engine_kwargs` are vLLM's flags, with underscores in
-place of dashes.
+Each version of Ray comes with a version of vLLM (ENGINE). `engine_kwargs` are vLLM's flags, with underscores
+in place of dashes.
 """
 
 import re
@@ -18,13 +18,13 @@ from planner.units import count_text
 RAY_VERSION = "2.60.0"
 ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"
 
-# Classes of Ray that choose a replica of a deployment. Without such a class Ray draws two replicas at random
-# and takes the emptier one.
+# Ray's classes that choose a replica of a deployment. By default Ray draws two replicas at random and takes
+# the one with fewer requests.
 ROUND_ROBIN = "ray.serve.experimental.round_robin_router:RoundRobinRouter"
 PREFIX_AFFINITY = "ray.serve.llm.request_router:PrefixCacheAffinityRouter"
 _ROUTER_CLASSES = {path.rpartition(":")[2]: path for path in (ROUND_ROBIN, PREFIX_AFFINITY)}
 
-# Ray's names of the GPUs of catalogs/gpus.yaml, by the beginning of their node label. The first match counts.
+# Ray's names for GPUs of catalogs/gpus.yaml, by the beginning of their node label; the first match is taken.
 _ACCELERATORS = {
     "NVIDIA-A100-SXM4-40GB": "A100-40G",
     "NVIDIA-A100": "A100-80G",
@@ -95,14 +95,14 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
 
 
 def ray_accelerator(gpu: Gpu) -> str | None:
-    """Ray's name of `gpu`, None where it has none."""
+    """Ray's name for `gpu`, or None."""
     node_label = gpu.node_selector.rpartition("=")[2]
     matching = (name for start, name in _ACCELERATORS.items() if re.match(rf"{start}\b", node_label))
     return next(matching, None)
 
 
 def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
-    """Ray's LLMConfig of one pool. Raises InputError for a pool that must be kept off some nodes, and for
+    """Ray's LLMConfig of one pool. Raises InputError for a pool that must avoid capped nodes, and for
     adapters.
     """
     if kubernetes.keeps_off_capped(fleet, pool):
@@ -111,8 +111,8 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             f"{engine_command.one_line(pool.type.gpu.base)}; take kubernetes"
         )
     engine_command.refuse_adapters(fleet, "ray-serve", "loads adapters by its own lora_config")
-    # The name under which the LLM is served is `model_id` here.
     engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
+    # Without `served-model-name`, which is `model_id` below.
     kwargs = {
         key.replace("-", "_"): value for key, value in engine_settings.items() if key != "served-model-name"
     }
@@ -131,13 +131,13 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _router(fleet: Fleet, pool: Pool) -> Document | None:
-    """Ray's class for the plan's routing to `pool`, or for the nearest; None for Ray's default."""
+    """Ray's class for the plan's routing to `pool`, or for the nearest rule; None for Ray's default."""
     planned = _planned_routing(fleet, pool)
     ray_rule = find_router_difference(planned, RAY_SERVE)
     if ray_rule.name not in _ROUTER_CLASSES:
         return None
     router: Document = {"request_router_class": _ROUTER_CLASSES[ray_rule.name]}
-    if planned.needs_caches and not ray_rule.is_lacking:  # Ray has the planned rule itself.
+    if planned.needs_caches and not ray_rule.is_lacking:  # Ray has exactly the planned rule.
         router["request_router_kwargs"] = {
             "imbalanced_threshold": fleet.policies.balance_requests,
             "match_rate_threshold": fleet.policies.cache_threshold_frac,

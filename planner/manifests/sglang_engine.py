@@ -1,10 +1,10 @@
-"""SGLang in place of vLLM, for mixed workers on plain Kubernetes: its command, its image, and what is
-refused.
+"""SGLang in place of vLLM, for mixed workers on plain Kubernetes: its command, its image, and refused
+settings.
 
-vllm-router stands before workers of SGLang too. It needs only their /health, and balances by the requests
-that it counted itself, as SGLang 0.5.23 does not answer /get_load. The share of memory is SGLang's own
-choice, which planner/models/memory.py computes. The prefix cache is on by default; where the plan expects no
-hits, the cache can only help. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
+vllm-router is in front of SGLang's workers too. It needs only their /health, and balances by its own count of
+requests, because SGLang 0.5.23 does not answer /get_load. SGLang itself chooses its share of memory, which
+planner/models/memory.py computes. The prefix cache is on by default; if the plan expects no hits, the cache
+can only help. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
 """
 
 from planner.errors import InputError
@@ -14,7 +14,7 @@ from planner.policies import TARGETS_OF_ENGINE
 
 NAME, TITLE = "sglang", "SGLang"
 TARGETS = TARGETS_OF_ENGINE[NAME]
-NEWEST = "0.5.23"  # The newest release that was looked at.
+NEWEST = "0.5.23"  # The newest release that was checked.
 COMMAND = ("python3", "-m", "sglang.launch_server")
 _KV_DTYPES = {1.0: "fp8_e4m3", 2.0: "auto"}  # SGLang's names by bytes per number of KV.
 
@@ -25,16 +25,14 @@ def is_sglang(fleet: Fleet) -> bool:
 
 
 def has_release(engine: Engine) -> bool:
-    """Whether `sglang_release` belongs to this engine's version. It does not for SGLang 0.4, for example:
-    only releases of NEWEST's version are known.
+    """Whether `sglang_release` finds a release of this engine's version. It does not for SGLang 0.4, for
+    example: a version without three numbers gets NEWEST.
     """
     return engine.name != NAME or sglang_release(engine.version).startswith(engine.version)
 
 
 def sglang_release(version: str) -> str:
-    """The release of a version: the version itself if it has three numbers, otherwise NEWEST. Only releases
-    have images.
-    """
+    """The release of a version: the version itself if it has three numbers, otherwise NEWEST."""
     return version if version.count(".") > 1 else NEWEST
 
 
@@ -52,7 +50,7 @@ def refuse_sglang(fleet: Fleet, target: str) -> None:
             f"{target}: starts vLLM, and the plan was made for {TITLE}; take {' or '.join(TARGETS)}"
         )
     policies, usual = fleet.policies, Policies()
-    # Settings that no flag of `sglang_flags` expresses: whether the fleet uses each, and its name.
+    # Settings that no flag of `sglang_flags` expresses: whether the fleet uses the setting, and its name.
     not_written = [
         (fleet.is_disaggregated, "prefill and decode workers"),
         (any(pool.type.dp > 1 for pool in fleet.running_pools), "data-parallel ranks"),
@@ -79,10 +77,10 @@ def refuse_sglang(fleet: Fleet, target: str) -> None:
 def sglang_flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, bool | int | str]:
     """Flags of `sglang.launch_server` for one worker of `pool`, without dashes.
 
-    `longest_tokens` are those of the longest request, prompt and output.
+    `longest_tokens` are the prompt and output tokens of the longest request.
     """
     worker = pool.type
-    # Without an engine's constants (`engine: none`) vLLM's mixed steps are simulated.
+    # For `engine: none` the simulation has mixed steps, as vLLM has.
     has_mixed_steps = worker.engine is None or worker.engine.mixed_steps
     poll_steps = 1 if worker.engine is None else worker.engine.poll_steps
     return {

@@ -16,13 +16,13 @@ from planner.policies import ROUTING, SKYSERVE, find_router_difference
 
 SKYPILOT_VERSION = "0.14.1"
 ENGINE = f"SkyPilot {SKYPILOT_VERSION}, vLLM {engine_command.VLLM_VERSION}"
-# The load balancer ends answers after this time, chosen by hand. Its default, 120 s, would cut long ones.
+# The load balancer ends answers after this time, chosen by hand. The default of 120 s would cut long answers.
 STREAM_TIMEOUT_S = 3600
-# A replica's disk holds the weights, and has this much more for packages and logs; chosen by hand.
+# A replica's disk has this much for packages and logs, beside the weights; chosen by hand.
 SPARE_DISK_BYTES = 100e9
 
-# SkyPilot's names of GPUs, by the value of their node label in catalogs/gpus.yaml (`node_selector`). They are
-# written here; importers/skypilot.py knows more of its names, which it reads in price lists.
+# The names of GPUs to write for SkyPilot, by their `node_selector` in catalogs/gpus.yaml.
+# (importers/skypilot.py reads more names, in price lists.)
 ACCELERATORS = {
     "NVIDIA-A100-SXM4-40GB": "A100",
     "NVIDIA-A100-SXM4-80GB": "A100-80GB",
@@ -92,8 +92,8 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
 
 
 def _setup_lines(fleet: Fleet, pool: Pool) -> list[str]:
-    """Shell commands that install vLLM and set the power cap. vLLM gets an environment of its own, apart from
-    SkyPilot's packages.
+    """Shell commands that install vLLM, in an environment separate from SkyPilot's packages, and set the
+    power cap.
     """
     lines = [
         "set -e",
@@ -107,12 +107,12 @@ def _setup_lines(fleet: Fleet, pool: Pool) -> list[str]:
 
 
 def _balancing(fleet: Fleet) -> str:
-    """SkyServe's name of the policy that does what the plan's routing does, or replaces it there."""
+    """SkyServe's name for the plan's routing, or for the policy in its place."""
     return find_router_difference(ROUTING[fleet.policies.routing], SKYSERVE).name
 
 
 def _accelerator(gpu: Gpu) -> str:
-    """SkyPilot's name of `gpu`. Raises InputError where ACCELERATORS has none."""
+    """SkyPilot's name for `gpu`. Raises InputError if ACCELERATORS has none."""
     if (name := ACCELERATORS.get(gpu.node_selector)) is None:
         raise InputError(
             f"skypilot: its name of {engine_command.one_line(gpu.name)} is not known here; take vllm or "

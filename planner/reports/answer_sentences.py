@@ -9,8 +9,8 @@ from planner.search.evidence.plan import Plan
 from planner.units import show_amount, show_s, show_share
 
 LABELS = {"on-paper": "on paper", "production": "production", "with-a-loss": "with a loss"}
-# How the traffic of scenarios is drawn, by `ScenariosDrawn.traffic`. The text for "blocks" needs a figure,
-# which `_scenario_sentence` fills in.
+# How the traffic of scenarios is drawn, by `ScenariosDrawn.traffic`. `_scenario_sentence` writes the text for
+# "blocks", which has a figure.
 _TRAFFIC = {
     "copies": "copies of the trace laid over each other by other shifts",
     "part": "another part of the trace's requests",
@@ -22,15 +22,16 @@ _TRAFFIC = {
 def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool = False) -> Rows:
     """A row per answer: its fleet, its cost, in how many scenarios it is kept, and its headroom.
 
-    With `is_by_node` the table shows the price of whole nodes and that of the GPUs in use; by default only if
-    they differ. `is_by_gpu` says that the values count the GPUs in use, because several LLMs share the nodes.
+    With `is_by_node` the table has the price of whole nodes and that of the GPUs in use; by default only if
+    they differ. `is_by_gpu`: the answers' values are prices of the GPUs in use, because several LLMs share
+    the nodes.
     """
     paper = plan.certificate.find_answer("on-paper")
     unit = plan.certificate.unit
     if is_by_node is None:
         is_by_node = pays_idle_gpus(plan)
-    # Even without the argument `is_by_gpu`, values may count the GPUs in use: then an answer that has two
-    # prices has the one for the GPUs in use as its value.
+    # Values may be prices of the GPUs in use even without the argument: then the value of an answer with two
+    # prices equals that price.
     is_by_gpu |= unit == "USD/h" and any(
         _has_two_prices(answer) and answer.value == answer.usd_per_h for answer in plan.certificate.answers
     )
@@ -50,8 +51,7 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
                 first_missed(answer),
             )
         )
-    # The first price column shows the answers' values. The second shows the other price: if values are paid
-    # prices, that of the GPUs in use; otherwise what is paid.
+    # The first price column has the answers' values, the second the other price (`_other_price_text`).
     if not is_by_node:
         price_columns: tuple[str, ...] = (unit,)
     elif unit != "USD/h":
@@ -84,7 +84,7 @@ def pays_idle_gpus(plan: Plan) -> bool:
 
 
 def _has_two_prices(answer: facts.Answered) -> bool:
-    """Whether the answer's price for whole nodes differs from that for the GPUs in use."""
+    """Whether the answer's price for whole nodes differs from its price for the GPUs in use."""
     paid, by_gpu = answer.paid_usd_per_h, answer.usd_per_h
     return paid is not None and by_gpu is not None and abs(paid - by_gpu) > SAME_FRAC * paid
 
@@ -98,7 +98,7 @@ def _other_price_text(answer: facts.Answered, unit: str, *, is_by_gpu: bool) -> 
 
 
 def workers_text(workers: Sequence[facts.Workers]) -> str:
-    """The workers of an answer in the words that `words.describe_fleet` has for those of a fleet."""
+    """The workers of an answer, in the words of `words.describe_fleet`."""
     return list_text(
         [pool_text(group.role, group.count, group.gpus // group.count, group.gpu) for group in workers]
     )
@@ -138,7 +138,7 @@ def scenario_lines(plan: Plan) -> list[str]:
 
 
 def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
-    """What a scenario of this plan is, and how many the search saw."""
+    """How a scenario of this plan is drawn, and how many the search saw."""
     traffic = (
         _TRAFFIC.get(drawn.traffic) or f"blocks of {show_s(drawn.block_s)} of the trace, each from nearby"
     )
@@ -162,7 +162,7 @@ def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
 
 
 def _decision_sentence(kept_in: facts.KeptIn) -> str:
-    """What the test says of the share of all scenarios, by its decision (`facts.KeptIn`)."""
+    """The test's result on the share of all scenarios, by its decision (`facts.KeptIn`)."""
     least, most = show_share(kept_in.least_frac), show_share(kept_in.most_frac)
     text = f"{kept_in.kept} of {kept_in.scenario_count}"
     if kept_in.decision == "holds":

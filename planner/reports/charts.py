@@ -1,6 +1,6 @@
-"""The charts of traces, plans and comparisons, drawn by Altair; drawing.py says how they look.
+"""The charts of traces, plans and comparisons, drawn by Altair; drawing.py has their theme.
 
-Altair is imported inside the functions: it takes most of a second.
+Altair is imported inside the functions, because the import takes most of a second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,11 @@ from planner.slo_metrics import METRICS
 from planner.traffic.trace import Trace
 from planner.units import percentile_name, show_percent, show_s
 
-# Bins of a histogram over the logarithm of lengths. Up to a million tokens each bin is at most 1.42 times as
-# wide as the one before.
+# Bins of a histogram over the logarithm of lengths. Up to a million tokens, each bin is at most 1.42 times as
+# wide as the bin before.
 LENGTH_BINS = 40
 WIDTH, HEIGHT = 400, 210  # Pixels of a chart; two stand side by side in a report.
-WIDE = 560  # Pixels of a chart that has a row for itself and names of fleets in it.
+WIDE = 560  # Pixels of a chart that has names of fleets in it, and a row of the report for itself.
 BAR_ROW_HEIGHT = 38  # Pixels of a bar with its name above.
 SHARES = [0, 1.02]  # Ends of an axis of shares, a little above 1 so that the edge does not cut a line at 1.
 
@@ -60,7 +60,7 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
     positive = curve.value_s > 0  # A logarithmic axis has no 0.
     value_s, share = curve.value_s[positive], curve.share[positive]
     low, high = log_axis_ends(value_s, [limit.limit_s for limit in limits])
-    if len(share):  # The last step goes on to the end of the axis.
+    if len(share):  # Extend the last step to the end of the axis.
         value_s, share = np.append(np.maximum(value_s, low), high), np.append(share, share[-1])
     x, y = _distribution_axes(metric, low, high)
     line = (
@@ -74,9 +74,8 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
 
 
 def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[Limit]) -> Any:
-    """One distribution per name on shared axes, each in a colour and dash of its own (of 12), and the limits.
-
-    A name without values keeps its place in the legend.
+    """One distribution per name on shared axes, each with its own colour and dash (of 12), and the limits. A
+    name without values has no line, but is in the legend.
     """
     import altair as alt
 
@@ -118,17 +117,17 @@ def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
 
 
 def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str) -> list[Any]:
-    """A line at each limit, with a circle at the share of values that must lie to its left."""
+    """A line at each limit, with a circle at the share of values that must be left of it."""
     import altair as alt
 
     layers: list[Any] = []
     for k, limit in enumerate(limits):
         at_s, required_frac = limit.limit_s, limit.percentile_frac
-        # Right of a line in the last 40 % of the axis a text would run over the chart's edge.
+        # In the last 40 % of the axis a text right of the line would run over the chart's edge.
         is_near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
         text = f"{percentile_name(required_frac)} ≤ {show_s(at_s)}"
-        # Texts stand above each other, the first at the foot of the chart. A row of text is 0.08 of the axis
-        # of shares high.
+        # Texts are above each other, the first at the bottom. A row of text is 0.08 of the axis of shares
+        # high.
         text_height = 0.06 + 0.08 * k
         layers += [
             alt.Chart(data_of_columns(x=[at_s]))
@@ -150,7 +149,7 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
 
 
 def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
-    """Busy share of each pool over time; None where the simulation kept no record of its steps."""
+    """Busy share of each pool over time; None if the simulation did not record all steps."""
     import altair as alt
 
     # A row of `runs` is several engine steps in succession. With `gaps` only parts of a long simulation were
@@ -183,8 +182,8 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
 
 def rate_chart(trace: Trace) -> Any:
     """Requests per second in BINS equal parts of a trace."""
-    # If all requests arrive at once, the trace's duration is 0. Any other length of the chart, here 1 s,
-    # shows them all in its first part.
+    # If all requests arrive at once, the trace's duration is 0. A chart of 1 s then has all in its first
+    # part.
     duration_s = trace.duration_s or 1.0
     counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], BINS, (0.0, duration_s))
     return windows_chart({"requests/s": counts / np.diff(edges_s)}, duration_s / BINS, "requests/s")
@@ -220,8 +219,7 @@ def lengths_chart(trace: Trace) -> Any:
 
 
 def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
-    """Share of the prompts' tokens that a cache of each size [tokens] spares, and the share that a cache
-    without a limit would spare."""
+    """Share of the prompts' tokens that hit in a cache of each size [tokens], and in an endless cache."""
     import altair as alt
 
     sizes = sorted(hit_frac)
@@ -250,7 +248,7 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
 def windows_chart(
     series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str, *, are_counts: bool = False
 ) -> Any:
-    """A step line per name with a value per window from time 0. `are_counts`: values are whole numbers."""
+    """A step line per name, with a value per window, from time 0. `are_counts`: values are whole numbers."""
     import altair as alt
 
     names = list(series)
@@ -274,7 +272,7 @@ def stacked_chart(
 ) -> Any:
     """An area per name, stacked in the order of names, with a whole number for every window from time 0.
 
-    Several charts give each name the same colour if each gets, as `among`, the names of all of them.
+    To give a name the same colour in several charts, `among` has the names of all these charts.
     """
     import altair as alt
 
@@ -298,10 +296,10 @@ def stacked_chart(
 def _step_line_points(
     series: Mapping[str, Sequence[float] | Floats], window_s: float
 ) -> tuple[list[dict[str, Any]], str]:
-    """The points of a step line per name, one at the start of each window and one at the end of the last; and
-    the unit of their time.
+    """The points of a step line per name (at the start of each window, and at the end of the last), and their
+    unit of time.
     """
-    windows = len(next(iter(series.values())))  # All series have as many; `line_points` checks it.
+    windows = len(next(iter(series.values())))  # All series have the same length; `line_points` checks it.
     unit, unit_s = time_unit(windows * window_s)
     edges = np.linspace(0.0, windows * window_s / unit_s, windows + 1)
     rows: list[dict[str, Any]] = []
@@ -347,8 +345,9 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
 
 
 def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
-    """A dot per fleet at its (USD/h, kW), the chosen fleet as a square. Only fleets that no other beats have
-    their name beside the dot. A fleet beats another if it takes no more of either and less of one.
+    """A dot per fleet at its (USD/h, kW), a square for the chosen fleet. A fleet beats another if neither
+    cost nor power is higher, and one is lower. Only fleets that no other beats have their name beside the
+    dot.
     """
     import altair as alt
 
@@ -370,13 +369,13 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
         for name, (cost, power_kw) in dots.items()
     ]
     kinds = ["the plan", "not beaten", "another"]
-    # Owned GPUs may cost nothing, but an axis needs a length.
+    # If all GPUs are owned, the highest cost may be 0, but an axis needs a length.
     most_usd_per_h = max(cost for cost, _ in dots.values()) or 1.0
     base = alt.Chart(data_of_rows(rows)).encode(
         x=alt.X(
             "x:Q",
             axis=alt.Axis(title="cost [USD/h]", tickCount=6),
-            # The last fifth of the axis is room for names.
+            # The last fifth of the axis is for names.
             scale=alt.Scale(domain=[0, 1.25 * most_usd_per_h], nice=False),
         ),
         y=alt.Y(
@@ -396,7 +395,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     )
     named = [row for row in rows if row["kind"] != "another"]
     labels = []
-    # Labels are drawn towards the middle, where there is room: right of the dots in the left half.
+    # Labels are drawn towards the middle of the chart: right of dots in the left half, left of the others.
     for align, dx in (("left", 8), ("right", -8)):
         is_left = align == "left"
         side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most_usd_per_h) == is_left]
@@ -418,13 +417,12 @@ def staircase_chart(
 ) -> Any:
     """A frontier: the value as a level line from each start to its corner, with a dot at every corner.
 
-    The x axis has limits, the y axis what a plan takes to keep them. Corners go from the loosest limit to the
-    tightest. `titles` name the axes. A circle marks `requested`, the
-    limit and value of the question.
+    The x axis has limits, the y axis the value of a plan that keeps them. Corners go from the loosest limit
+    to the tightest. `titles` name the axes. A circle marks `requested`, the limit and value of the question.
     """
     import altair as alt
 
-    # Rounded as `data_of_columns` rounds the dots, so that levels end in the middle of them.
+    # Rounded as `data_of_columns` rounds the dots, so that levels end at the dots' centres.
     levels = data_of_rows(
         [
             {"x": float(f"{corner:.6g}"), "x2": float(f"{start:.6g}"), "y": float(f"{value:.6g}")}
@@ -432,7 +430,7 @@ def staircase_chart(
         ]
     )
     shown_limits = [*corners, starts[0], *([requested[0]] if requested else [])]
-    # Room beside the outermost dots; a single limit has no width to take a share of.
+    # A margin beside the outermost dots; for a single limit, a share of the limit itself.
     low, high = min(shown_limits), max(shown_limits)
     margin = 0.04 * (high - low) or 0.1 * high
     x = alt.X(

@@ -20,10 +20,10 @@ from planner.units import percentile_name
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-POINTS = 240  # Points of a distribution: more could not be seen, as a chart is some hundred pixels wide.
+POINTS = 240  # Points of a distribution: a chart is some hundred pixels wide, so more would not be seen.
 BINS = 120  # Intervals of a chart of load over time.
 LEAST_SPAN_S = 1e-3  # The least time that a chart of load shows, so that its intervals have a length.
-TAIL_DECADES = 4  # Half of the points lie in the tail, down to the largest value in 10,000.
+TAIL_DECADES = 4  # Half of the points are in the tail, down to the largest value in 10,000.
 MAX_GAPS = 2_000_000  # With more gaps the curve is made of every k-th run of engine steps.
 PERCENTILES = (0.5, 0.9, 0.99)
 MOST_SORTED = 1_000_000  # More values are not sorted; their mean may differ in the last digits.
@@ -31,8 +31,8 @@ MOST_SORTED = 1_000_000  # More values are not sorted; their mean may differ in 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A distribution: `share` of the values lie at or below `value_s`, both (n,). For gaps only one run of
-    engine steps in `every` was read (`sampled_gaps_s`).
+    """A distribution: `share` of the values are at or below `value_s`, both (n,). For gaps only one run of
+    equal engine steps in `every` was read (`sampled_gaps_s`).
     """
 
     value_s: Floats
@@ -41,11 +41,10 @@ class Curve:
 
 
 def limits_by_chart(limits: Sequence[Limit], metric: Metric) -> dict[str, list[Limit]]:
-    """The limits on a metric by the name of the chart that shows them; one chart without limits if there are
-    none.
+    """The limits on a metric, by the name of the chart that shows them; without limits one chart.
 
-    Each class of requests has a chart of its own, named by the class's number, as its limits say nothing of
-    the values of other requests.
+    Each class of requests has its own chart, named by the class's number, because its limits do not apply to
+    other requests.
     """
     by_chart, classes = dict[str, list[Limit]](), selectors_of(limits)
     for limit in limits:
@@ -61,9 +60,8 @@ def class_text(limits: Sequence[Limit]) -> str:
 
 
 def cumulative_curve(simulation: Simulation, metric: Metric, limits: Sequence[Limit] = ()) -> Curve:
-    """The cumulative distribution of a metric, exact at its `limits`, which are all on one class of requests
-    or on all: so is the curve. It ends below 1 if some requests have no value, because these count as
-    infinitely late.
+    """The cumulative distribution of a metric over the requests to which `limits` apply (one class, or all),
+    exact at the limits. It ends below 1 if some requests have no value: they count as infinitely late.
     """
     at_s, of_limit = [limit.limit_s for limit in limits], limits[0] if limits else None
     if METRICS[metric].is_of_gaps:
@@ -73,9 +71,8 @@ def cumulative_curve(simulation: Simulation, metric: Metric, limits: Sequence[Li
 
 
 def sampled_gaps_s(simulation: Simulation, of_class: int = int(NONE)) -> tuple[Floats, Floats, int]:
-    """The gaps between tokens, how many requests had each gap, and k: of long simulations only every k-th run
-    of equal engine steps is read, so that there are no more than about MAX_GAPS gaps. With `of_class` those
-    of that class.
+    """The gaps between tokens, how many requests had each gap, and k: in long simulations only every k-th run
+    of equal engine steps is read, for at most about MAX_GAPS gaps. `of_class` selects a class of requests.
     """
     if not len(simulation.runs):
         return np.zeros(0), np.zeros(0), 1
@@ -86,18 +83,18 @@ def sampled_gaps_s(simulation: Simulation, of_class: int = int(NONE)) -> tuple[F
 def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Sequence[float]) -> Curve:
     """The cumulative distribution at about POINTS points.
 
-    Half of the points have evenly spaced shares. The others lie in the tail: the logarithm of the share above
-    them is evenly spaced. The last values at or below each of `at_s` are also points.
+    Half of the points have evenly spaced shares. The others are in the tail: the logarithm of the share above
+    them is evenly spaced. For each of `at_s` the last value at or below it is also a point.
     """
     order = np.argsort(values)
     values = values[order]
     count: Floats = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
     share = count / count[-1] if len(count) else count
-    # Equal values are one point, whose cumulative share is that of the last of them.
+    # Equal values are one point, with the cumulative share of the last of them.
     is_last_of_equal = np.append(values[1:] > values[:-1], True)[: len(values)]
     is_point = is_last_of_equal & np.isfinite(values)
     values, share = values[is_point], share[is_point]
-    # These make 9 points fewer than POINTS: room for `at_s`, the few limits of a chart.
+    # These are 9 points fewer than POINTS, to leave some for `at_s`, the few limits of a chart.
     evenly = np.linspace(0, 1, POINTS // 2 - 1)
     tail = 1 - np.logspace(0, -TAIL_DECADES, POINTS // 2 - 8)
     wanted_shares = np.unique(np.concatenate((evenly, tail)))
@@ -112,8 +109,8 @@ def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Seq
 def mean_and_percentiles(values_s: Floats, weights: Floats | None = None) -> dict[str, float]:
     """Mean and nearest-rank percentiles of values, each counted `weights` times.
 
-    NaN, the time of what never happened, and infinity count as longer than any other value in percentiles,
-    and are left out of the mean.
+    NaN (it never happened) and infinity count as longer than any other value in percentiles, and are left out
+    of the mean.
     """
     if weights is None and len(values_s) > MOST_SORTED:
         return _unsorted_mean_and_percentiles(values_s)
@@ -130,7 +127,7 @@ def mean_and_percentiles(values_s: Floats, weights: Floats | None = None) -> dic
         if not len(total):
             values[name] = float("nan")
             continue
-        # `allowed_above` says how many values may lie above the percentile.
+        # `allowed_above`: how many values may be above the percentile.
         rank = total[-1] - allowed_above(percentile_frac, int(total[-1]))
         values[name] = float(values_s[int(np.searchsorted(total, max(rank, 1)))])
     return values
@@ -139,9 +136,9 @@ def mean_and_percentiles(values_s: Floats, weights: Floats | None = None) -> dic
 def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
     """As `mean_and_percentiles` without weights, but without a sort, and with at most one copy of the values.
 
-    An array that owns its memory is changed in place, and its caller must not use it again.
+    An array that owns its memory is changed in place, so the caller must not use it again.
     """
-    if values_s.base is not None:  # A view shares its memory with an array that others use.
+    if values_s.base is not None:  # A view shares its memory with an array in use.
         values_s = values_s.copy()
     values_s = np.nan_to_num(values_s, copy=False, nan=np.inf)
     is_finite = np.isfinite(values_s)
@@ -159,8 +156,8 @@ def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
 
 
 def spread_of(row: SloMetric, simulation: Simulation, inside: Mask) -> dict[str, float] | None:
-    """Mean and percentiles of a metric (no spread of the glossary), over the requests `inside` the measured
-    window that have a value; None for a metric that this simulation does not show (`SloMetric.is_shown`).
+    """Mean and percentiles of a metric (not a spread in the glossary's sense), over the requests `inside` the
+    measured window that have a value; None if the simulation does not show the metric (`SloMetric.is_shown`).
     """
     if not row.is_shown(simulation):
         return None
@@ -175,8 +172,8 @@ def counted_mean_and_percentiles(gaps: GapCounts) -> dict[str, float]:
 
 
 def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats, *, ranks: int = 1) -> Floats:
-    """The share of each interval between `edges_s` that these workers were in a step (bins,), on average.
-    Each has `ranks` data-parallel ranks.
+    """The share (bins,) of each interval between `edges_s` in which these workers were in a step, on average.
+    A worker has `ranks` data-parallel ranks.
     """
     runs = simulation.runs
     # Rows with negative `prefill_tokens` are gaps of single requests, which take no engine time.
@@ -184,19 +181,19 @@ def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats, 
     runs = runs[is_step & np.isin(runs["worker"], workers)]
     runs = runs[np.lexsort((runs["start_s"], runs["worker"]))]
     busy_until_s = np.zeros(len(edges_s))
-    for own in np.split(runs, np.flatnonzero(np.diff(runs["worker"])) + 1):  # The runs of each worker.
-        start_s, end_s = own["start_s"], own["start_s"] + run_seconds(own)
-        if ranks > 1:  # They have runs at the same time, which count once: from the end of those before on.
+    for of_worker in np.split(runs, np.flatnonzero(np.diff(runs["worker"])) + 1):
+        start_s, end_s = of_worker["start_s"], of_worker["start_s"] + run_seconds(of_worker)
+        if ranks > 1:  # Runs of ranks overlap. Each counts only from the end of all earlier runs.
             end_s = np.maximum.accumulate(end_s)
             start_s = np.maximum(start_s, np.append(-np.inf, end_s)[:-1])
-        # Up to a time t a step has taken max(t - start, 0) - max(t - end, 0).
+        # Up to a time t, a run has taken max(t - start, 0) - max(t - end, 0).
         busy_until_s += _elapsed_sum_s(start_s, edges_s) - _elapsed_sum_s(end_s, edges_s)
     # The clip removes rounding errors.
     return np.clip(np.diff(busy_until_s) / (np.diff(edges_s) * max(len(workers), 1)), 0.0, 1.0)
 
 
 def _elapsed_sum_s(since_s: Floats, at_s: Floats) -> Floats:
-    """For each time `at`, the sum over i of max(at - since_i, 0) [s]."""
+    """For each time of `at_s`, the sum over i of max(at - since_i, 0) [s]."""
     ordered = np.sort(since_s)
     sums = np.concatenate(([0.0], np.cumsum(ordered)))
     count = np.searchsorted(ordered, at_s)
@@ -217,19 +214,19 @@ def running_and_queued(simulation: Simulation, at_s: Floats) -> tuple[Floats, Fl
 
 
 def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats, *, ranks: int = 1) -> Floats:
-    """KV blocks in use on these workers at these times (times,): those of the step that runs at the time, of
-    all data-parallel `ranks` of a worker. A worker between steps counts as empty.
+    """KV blocks (times,) of the steps that run at these times on these workers, with all data-parallel
+    `ranks` of a worker. A worker between steps counts as empty.
     """
     runs = simulation.runs
     # Rows with negative `prefill_tokens` are gaps of single requests, not steps.
     rows = np.flatnonzero(runs["prefill_tokens"] >= 0)
     rows = rows[np.lexsort((runs["start_s"][rows], runs["worker"][rows]))]
     start_s, worker_of_row, total = runs["start_s"][rows], runs["worker"][rows], np.zeros(len(at_s))
-    if ranks > 1:  # Each rank has a run of its own at that time.
-        own = runs[rows[np.isin(worker_of_row, workers)]]
-        for sign, times_s in ((1, own["start_s"]), (-1, own["start_s"] + run_seconds(own))):
+    if ranks > 1:  # Each rank has its own run at that time: add blocks at every start, subtract at every end.
+        chosen = runs[rows[np.isin(worker_of_row, workers)]]
+        for sign, times_s in ((1, chosen["start_s"]), (-1, chosen["start_s"] + run_seconds(chosen))):
             order = np.argsort(times_s)
-            blocks = np.append(0, np.cumsum(own["blocks"][order]))
+            blocks = np.append(0, np.cumsum(chosen["blocks"][order]))
             total += sign * blocks[np.searchsorted(times_s[order], at_s, side="right")]
         return total
     for worker in workers:
@@ -243,9 +240,7 @@ def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats, *
 
 
 def load_edges_s(simulation: Simulation) -> Floats:
-    """The edges of BINS equal intervals from the first arrival to the end, which span at least
-    LEAST_SPAN_S.
-    """
+    """The edges of BINS equal intervals from the first arrival to the end; together at least LEAST_SPAN_S."""
     start_s = float(simulation.arrival_s[0])
     end_s = max(simulation.end_s, start_s + LEAST_SPAN_S)
     return np.linspace(start_s, end_s, BINS + 1)

@@ -1,7 +1,7 @@
 """Gives Altair charts our fonts and colours, and draws them as Vega-Lite, SVG or PNG without a browser.
 
 The colours are those of Okabe and Ito, which colour-blind readers can tell apart (orange is darker here, to
-be seen on white). Altair and vl-convert are imported inside functions, because the import takes most of a
+be visible on white). Altair and vl-convert are imported inside functions, because the import takes most of a
 second.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from planner.files.checked_files import cached_text
 from planner.files.scarce_resources import is_limited, survives_in_copy
 
-# Colours on a light page; THEME has the CSS variable that replaces each of them in a report.
+# Colours on a light page; THEME has the CSS variables that replace them in a report.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#a87400"
 INK, MUTED, SOFT, GRID, PAPER = "#1c2430", "#5d6876", "#a3adb8", "#dfe3e8", "#ffffff"
 THEME = {
@@ -40,7 +40,7 @@ PNG_COLUMNS = 76  # Width of a caption, in characters.
 
 @dataclass(frozen=True, slots=True)
 class CaptionedChart:
-    """A chart of Altair with its caption; `name` is that of its file, unique on a page."""
+    """A chart of Altair with its caption; `name` is the name of its file, unique on a page."""
 
     name: str
     chart: Any
@@ -63,7 +63,7 @@ def chart_spec(chart: Any) -> dict[str, Any]:
         "titleFont": FONT,
         "labelOverlap": True,
     }
-    # Only tests validate the specification, because that takes longer than all the rest.
+    # Only tests validate the specification, because validation takes longer than drawing.
     spec: dict[str, Any] = chart.to_dict(validate=False)
     spec["config"] = {
         "background": "transparent",
@@ -84,19 +84,18 @@ def with_theme_colours(text: str) -> str:
 
 
 def svg_of(spec: dict[str, Any]) -> str:
-    """The SVG of a chart in the form that `chart_spec` returned.
+    """The SVG of a chart, given as `chart_spec` returns it.
 
-    The chart must not clip its marks: ids of clip paths are counted over the life of the process, so the
-    bytes would differ from run to run.
+    The chart must not clip its marks: ids of clip paths count up over the life of the process, so the bytes
+    would differ from run to run.
     """
     return _svg_of_text(json.dumps(spec))
 
 
-# Charts are kept because the app draws a plan again at every visit of its page; 64 are those of eight
-# reports.
+# Charts are cached because the app draws a plan again at every visit of its page; 64 are for eight reports.
 @lru_cache(maxsize=64)
 def _svg_of_text(spec: str) -> str:
-    """The SVG of a chart that is given as Vega-Lite text, with the colours of the theme."""
+    """The SVG of a chart, given as Vega-Lite text, with the theme's CSS variables as colours."""
     import vl_convert
 
     _check_drawing()
@@ -106,7 +105,7 @@ def _svg_of_text(spec: str) -> str:
 @cache
 def _check_drawing() -> None:
     """Raise MemoryError if drawing would end this process, as the drawing engine does when it lacks memory or
-    open files. Where these are limited, a copy of the process draws first, to see whether it survives.
+    open files. If these are limited, a copy of the process draws first, as a test.
     """
     import vl_convert
 
@@ -147,22 +146,22 @@ def live_spec(chart: Any) -> dict[str, Any]:
 def add_interaction(spec: dict[str, Any]) -> dict[str, Any]:
     """The same specification, changed in place: with tooltips, zoom and a legend that hides lines.
 
-    A layer that draws a line of data becomes a layer with two layers inside (`_live_part`). So a layer is one
-    of data lines if it has the key "layer".
+    A layer of a data line becomes a layer with two layers inside (`_live_layer`). So layers with the key
+    "layer" are those of data lines.
     """
-    parts = spec.pop("layer", None) or [{key: spec.pop(key) for key in ("mark", "encoding")}]
-    has_lines = any(_is_data_line(part) for part in parts)
-    axes = {channel: parts[0]["encoding"][channel].get("axis") or {} for channel in ("x", "y")}
-    spec["layer"] = [_live_part(part, axes, k) for k, part in enumerate(parts)]
+    layers = spec.pop("layer", None) or [{key: spec.pop(key) for key in ("mark", "encoding")}]
+    has_lines = any(_is_data_line(layer) for layer in layers)
+    axes = {channel: layers[0]["encoding"][channel].get("axis") or {} for channel in ("x", "y")}
+    spec["layer"] = [_live_layer(layer, axes, k) for k, layer in enumerate(layers)]
     if has_lines:
-        is_log = parts[0]["encoding"]["x"].get("scale", {}).get("type") == "log"
+        is_log = layers[0]["encoding"]["x"].get("scale", {}).get("type") == "log"
         if is_log and axes["x"].pop("values", None):  # Fixed ticks would be wrong once the reader zooms.
             axes["x"] |= {"tickCount": 6, "gridOpacity": _AT_1_2_5, "tickOpacity": _AT_1_2_5}
             axes["x"]["labelExpr"] = f"{_IS_1_2_5} ? datum.label : ''"
-        for part in spec["layer"]:
-            for inner in part.get("layer", [part]):
+        for layer in spec["layer"]:
+            for inner in layer.get("layer", [layer]):
                 inner["mark"]["clip"] = True
-        lines = next(part for part in spec["layer"] if "layer" in part)
+        lines = next(layer for layer in spec["layer"] if "layer" in layer)
         lines["layer"][0].setdefault("params", []).append(_ZOOM)
     spec["width"] = "container"
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
@@ -174,7 +173,7 @@ def add_interaction(spec: dict[str, Any]) -> dict[str, Any]:
 _DIGIT = "round(datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-6)))"
 _IS_1_2_5 = f"indexof([1, 2, 5], {_DIGIT}) >= 0"
 _AT_1_2_5 = {"condition": {"test": _IS_1_2_5, "value": 1}, "value": 0}
-# Only a mouse drags, and only a pinch or Ctrl with the wheel zooms, so that fingers and wheels move the page.
+# Only a mouse drags, and only a pinch or Ctrl with the wheel zooms: fingers and the wheel scroll the page.
 _ZOOM = {
     "name": "zoom",
     "select": {
@@ -187,20 +186,20 @@ _ZOOM = {
 }
 
 
-def _is_data_line(part: dict[str, Any]) -> bool:
+def _is_data_line(layer: dict[str, Any]) -> bool:
     """Whether a layer of a chart is a line or an area of data."""
-    mark = part["mark"]
+    mark = layer["mark"]
     return bool(mark["type"] in ("line", "area") and mark.get("style") != GUIDE)
 
 
-def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, Any]:
+def _live_layer(layer: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, Any]:
     """Layer `k` of a chart with tooltips. A line becomes two layers: itself, and a point near the pointer."""
-    mark, encoding = part["mark"], part["encoding"]
+    mark, encoding = layer["mark"], layer["encoding"]
     if mark["type"] in ("bar", "point", "circle"):
-        return part | {"encoding": {"tooltip": {"value": _tooltip(encoding, axes)}} | encoding}
-    if not _is_data_line(part):
-        return part
-    # Points have no dashes, so these move from the encoding that both layers share to the line's own.
+        return layer | {"encoding": {"tooltip": {"value": _tooltip(encoding, axes)}} | encoding}
+    if not _is_data_line(layer):
+        return layer
+    # Points have no dashes, so dashes move from the encoding of both layers to the line's own.
     dash = {"strokeDash": encoding.pop("strokeDash")} if "strokeDash" in encoding else {}
     line: dict[str, Any] = {"mark": mark, "encoding": dash}
     if encoding.get("color", {}).get("legend"):
@@ -220,13 +219,13 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
         },
         "params": [{"name": f"near{k}", "select": pointer}],
     }
-    data = {"data": part["data"]} if "data" in part else {}
+    data = {"data": layer["data"]} if "data" in layer else {}
     return data | {"encoding": encoding, "layer": [line, points]}
 
 
 def _tooltip(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
     """A tooltip with the values and titles of both axes; its heading is the name of the line."""
-    # With `nearest`, Vega's datum is the area around the point, and the row of data is `datum.datum`.
+    # With `nearest`, Vega's datum is the region around the point, and the row of data is `datum.datum`.
     text, datum = [], "(datum.datum || datum)"
     if "field" in encoding.get("color", {}):
         text.append(f'"title": {datum}[{json.dumps(encoding["color"]["field"])}]')
@@ -246,8 +245,8 @@ def pack_text(text: str) -> str:
 
 
 def packed_vega() -> str:
-    """Vega, Vega-Lite and vega-embed, packed by `pack_text`, as one script that sets window.vegaEmbed and
-    begins with their licences. The script is made once per version and kept on disk.
+    """Vega, Vega-Lite and vega-embed, packed by `pack_text`: one script that begins with their licences and
+    sets window.vegaEmbed. It is made once per version and cached on disk.
     """
     import vl_convert
 

@@ -1,6 +1,6 @@
-"""What the charts have in common: their data, axes, legends, colours and dashes.
+"""Data, axes, legends, colours and dashes for all charts.
 
-Altair is imported inside the functions: it takes most of a second.
+Altair is imported inside the functions, because the import takes most of a second.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from planner.units import DAY_S, HOUR_S
 
 Floats = npt.NDArray[np.float64]
 
-AXIS_ROOM = 1.15  # A logarithmic axis goes on by this factor beyond its outermost values; chosen by hand.
-MOST_DECADES = 5  # Of a logarithmic axis: on a longer one the values that matter would stand too close.
+AXIS_MARGIN = 1.15  # A logarithmic axis extends by this factor beyond its outermost values; chosen by hand.
+MOST_DECADES = 5  # Decades of a logarithmic axis: on a longer axis the values that matter are too close.
 LEGEND_WIDTH_PX = 280  # A chart on a phone is about as wide.
 SYMBOL_PX, CHARACTER_PX = 28, 6  # Widths in a legend: a symbol with its margin, and a letter.
-MOST_LEGEND_COLUMNS = 4  # Chosen by hand, as are the next two.
-TEXT_PX, RIM_PX = 11, 4  # The size of texts in a chart, and the width of the rim around them.
+MOST_LEGEND_COLUMNS = 4  # Chosen by hand.
+TEXT_PX, RIM_PX = 11, 4  # The size of texts in a chart, and the width of the rim around them; chosen by hand.
 
 
 def data_of_columns(**columns: Sequence[Any] | Floats) -> Any:
@@ -30,8 +30,8 @@ def data_of_columns(**columns: Sequence[Any] | Floats) -> Any:
 
 
 def text_layers(rows: Any, **mark_options: Any) -> list[Any]:
-    """The texts of `rows` at their points x, y: a rim in the colour of paper, which keeps curves behind the
-    text apart from it, and the text itself. `mark_options` are those of Altair's `mark_text`.
+    """Two layers for the texts of `rows` at their points x, y: a rim in the colour of paper, which separates
+    the text from curves behind it, and the text itself. `mark_options` are those of Altair's `mark_text`.
     """
     import altair as alt
 
@@ -44,8 +44,8 @@ def text_layers(rows: Any, **mark_options: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of data that Altair takes as they are. A plain list it copies, row by row, in every step of making
-    a chart. `_schema` and `to_dict` are what Altair asks of an object that it does not know.
+    """Rows of data that Altair does not copy; it copies a plain list, row by row, in every step of making a
+    chart. Altair requires `_schema` and `to_dict` of an object of an unknown class.
     """
 
     rows: list[dict[str, Any]]
@@ -76,7 +76,7 @@ def line_points(x: Floats, y: Floats, **labels: str) -> list[dict[str, Any]]:
 
 
 def chart_legend(names: Sequence[str], symbol: str = "stroke") -> Any:
-    """A legend with as many columns as a chart on a phone has room for; none for a single name."""
+    """A legend with as many columns as fit into a chart on a phone; None for a single name."""
     import altair as alt
 
     if len(names) < 2:
@@ -104,7 +104,7 @@ def dashes(names: Sequence[str]) -> Any:
 
 
 def _cycle_marks(marks: Sequence[Any], names: Sequence[str]) -> Any:
-    """A scale that gives the marks to the names in turn, from the first again where there are more names."""
+    """A scale that gives the marks to the names in turn, and repeats them if there are more names."""
     import altair as alt
 
     return alt.Scale(domain=list(names), range=[marks[k % len(marks)] for k in range(len(names))])
@@ -113,7 +113,7 @@ def _cycle_marks(marks: Sequence[Any], names: Sequence[str]) -> Any:
 def distinguish_lines(field: str, names: Sequence[str]) -> dict[str, Any]:
     """Encodings of lines by the name in `field`: a colour and a dash for each, under one legend.
 
-    Six colours and four dashes go round side by side, so twelve names differ.
+    Six colours and four dashes repeat independently, so twelve names differ.
     """
     import altair as alt
 
@@ -125,7 +125,7 @@ def distinguish_lines(field: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def time_axis(unit: str, ticks: int | None = None) -> Any:
-    """The axis x as a time, in plain numbers of a unit that `time_unit` chose."""
+    """The axis x as a time in the unit that `time_unit` chose."""
     import altair as alt
 
     count = alt.Undefined if ticks is None else ticks
@@ -134,8 +134,8 @@ def time_axis(unit: str, ticks: int | None = None) -> Any:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit for an axis that is `seconds` long, and how many seconds one such unit has."""
-    # An axis is at most 300 of its unit long (72 h before days), so that the numbers at its ticks stay short.
+    """The unit for an axis that is `seconds` long, and the length of the unit [s]."""
+    # An axis has at most 300 of its unit (72 h before days), so that the numbers at its ticks are short.
     for unit, factor, most_s in (("s", 1.0, 300.0), ("min", 60.0, 4 * HOUR_S), ("h", HOUR_S, 72 * HOUR_S)):
         if seconds <= most_s:
             return unit, factor
@@ -143,15 +143,15 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def log_axis_ends(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, float]:
-    """Both ends of a logarithmic axis that shows all values and limits, but at most MOST_DECADES."""
+    """Both ends of a logarithmic axis for all values and limits, but at most MOST_DECADES long."""
     shown_s = list(limits_s)
     if len(values_s):
         shown_s += [float(values_s.min()), float(values_s.max())]
     # Without values and limits any decade will do.
     low, high = min(shown_s, default=0.1), max(shown_s, default=1.0)
-    high *= AXIS_ROOM
-    # An axis of more decades loses its lower end.
-    return max(low / AXIS_ROOM, high / 10**MOST_DECADES), high
+    high *= AXIS_MARGIN
+    # A longer axis is cut at its lower end.
+    return max(low / AXIS_MARGIN, high / 10**MOST_DECADES), high
 
 
 # Pairs: the most decades of a logarithmic axis, and the round values that such an axis shows in each decade.
@@ -168,6 +168,6 @@ def log_ticks(low: float, high: float) -> list[float]:
     decades = np.log10(high / low)
     in_decade = next((values for most_decades, values in _ROUND_VALUES if decades <= most_decades), (1.0,))
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    # Six digits make 0.3 of 3 * 10 ** -1, which is 0.30000000000000004.
+    # 3 * 10 ** -1 is 0.30000000000000004; with six digits it is 0.3.
     ticks = [float(f"{value * 10.0**power:.6g}") for power in powers for value in in_decade]
     return [tick for tick in ticks if low <= tick <= high]

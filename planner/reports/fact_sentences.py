@@ -1,7 +1,7 @@
 """Sentences for the evidence and the warnings of a plan: one function for each class of documents/facts.py.
 
-Certificate, screen and report take their sentences from here. Reasons why an option was left out have theirs
-in search/problem/reasons.py.
+Certificate, screen and report take their sentences from here. search/problem/reasons.py has the sentences for
+reasons why an option was left out.
 """
 
 import math
@@ -28,12 +28,12 @@ from planner.units import (
 )
 
 LEVEL0 = "with one worker type per pool"  # How sentences call fleets of level 0.
-SAME_FRAC = 1e-9  # Two costs that differ by less are the same; the difference is rounding.
+SAME_FRAC = 1e-9  # Two costs that differ by less are the same, up to rounding.
 SUM_SAME_FRAC = 1e-6  # The same for a sum of costs, or for a cost that a solver found.
 SAME_USD = 0.005  # A smaller difference would be shown as 0.00.
-# By objective, what is said of fleets that are better; in the braces stands by how much.
+# By objective, the words for better fleets; the braces are for how much better.
 LESS = {"cost": "cost {}less", "gpus": "have {}fewer GPUs", "power": "draw {}less power"}
-MOST_NAMED_GPUS = 4  # Of more GPUs with old prices a sentence says only how many they are; set by hand.
+MOST_NAMED_GPUS = 4  # A sentence names at most this many GPUs with old prices; set by hand.
 
 _OTHER_DRAWS, _HISTORIES = "other draws of this traffic", "histories of interruptions, drawn at random"
 # What a plan may leave unsimulated when its work is used up (`facts.NotSimulated`).
@@ -126,7 +126,7 @@ _PRUNING_RULES: dict[facts.PruningRule, str] = {
     ),
     "raced": "policies that save nothing near the best fleet save nothing elsewhere",
 }
-# Ends a clause about savings: in which of the plan's answers they are made.
+# The end of a clause about savings: the answer of the plan in which they are made.
 _OF_ANSWER: dict[facts.AnswerName, str] = {
     "on-paper": " on paper",
     "production": " in production",
@@ -173,7 +173,7 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "together, which may need fewer GPUs where gaps between tokens are limited"
     ),
 }
-# Remarks follow the label of an alternative to the plan, such as a GPU type; "it" is what the label names.
+# Remarks on an alternative to the plan, such as a GPU type; they follow its label.
 _REMARKS: dict[facts.Remark, str] = {
     "not-searched": "no fleet with one worker type per pool was found, and mixed ones were not searched",
     "fails-on-other-draw": "its best fleet fails on another draw or rate of the traffic",
@@ -193,7 +193,7 @@ _REMARKS: dict[facts.Remark, str] = {
 def fact_sentence(fact: object) -> str:
     """A fact in words, without a capital or a full stop; TypeError for an object that has no sentence.
 
-    An object without a function below must be a reason why an option was left out.
+    Objects of classes without a function below must be reasons why an option was left out (reasons.py).
     """
     return reason_text(fact)
 
@@ -204,12 +204,12 @@ def left_out_words(label: str) -> str:
 
 
 def fact_sentences_of(facts_to_tell: Iterable[object]) -> list[str]:
-    """The facts in words, each as `fact_sentence` gives it."""
+    """The `fact_sentence` of each fact."""
     return [fact_sentence(fact) for fact in facts_to_tell]
 
 
 def capitalise_first(text: str) -> str:
-    """The text with a capital at its beginning. All else stays, unlike with str.capitalize."""
+    """The text with its first letter as a capital. (str.capitalize also changes the other letters.)"""
     return f"{text[0].upper()}{text[1:]}"
 
 
@@ -219,7 +219,7 @@ def prices_text(prices: Iterable[facts.Price]) -> str:
 
 
 def backlog_text(patient_frac: float, patience_s: float) -> str:
-    """The result of the backlog test (slo_verdict.Verdict). Every screen and file shows it in these words."""
+    """The result of the backlog test (slo_verdict.Verdict), in the same words on all screens and in files."""
     values = (
         f"of the requests that arrived in the last tenth of the run {show_share(patient_frac)} waited "
         f"no longer than {show_s(patience_s)}, {show_share(STEADY_FRAC)} must"
@@ -230,7 +230,7 @@ def backlog_text(patient_frac: float, patience_s: float) -> str:
 
 
 def drawn_text(repeats: Repeats) -> str:
-    """What was drawn anew, for instance "other draws of this traffic"."""
+    """What repeats draw, for instance "other draws of this traffic"."""
     losses = ", with all workers and after the losses it must survive (the figures are with all workers)"
     drawn = _HISTORIES if repeats.what == "histories" else _OTHER_DRAWS
     return drawn + (losses if repeats.after_losses else "")
@@ -242,16 +242,16 @@ def times_text(low: float, high: float) -> str:
 
 
 def headroom_percent(frac: float) -> str:
-    """Headroom as a percentage that never rounds up, as the fleet holds no further: 0.828 -> '82 %'. Below
-    10 % it has one decimal.
+    """Headroom as a percentage, rounded down, because the fleet holds no further: 0.828 -> '82 %'. Below 10 %
+    it has one decimal.
     """
-    # Rounded before the floor, because in floating point 1000 * 0.29 is a little below 290.
+    # `round` before `floor`: in floating point 1000 * 0.29 is a little below 290.
     tenths = math.floor(round(1000 * frac, 6))
     return f"{tenths / 10:.1f} %" if tenths < 100 else f"{tenths // 10} %"
 
 
 def more_text(frac: float) -> str:
-    """An increase in words: '+12 %', '+0.8 %', 'at least +100 %', the most that is simulated."""
+    """An increase in words: '+12 %', '+0.8 %', or 'at least +100 %' (no more is simulated)."""
     if frac >= facts.HEADROOM_MOST_FRAC:
         return f"at least +{100 * facts.HEADROOM_MOST_FRAC:.0f} %"
     if frac < facts.HEADROOM_STEP_FRAC:
@@ -260,10 +260,10 @@ def more_text(frac: float) -> str:
 
 
 def relative_cost_text(cost: float, value: float) -> str:
-    """How far the cost of a fleet lies above `value`: "+1.2 %". `cost` is infinite if no fleet was found."""
+    """How far the cost of a fleet is above `value`: "+1.2 %". `cost` is infinite if no fleet was found."""
     if not math.isfinite(cost):
         return "not found"
-    if value <= 0:  # The whole plan runs on GPUs that are owned.
+    if value <= 0:  # All GPUs of the plan are owned.
         return "the same" if cost <= 0 else "costs more"
     more_frac = cost / value - 1
     if abs(more_frac) < SAME_FRAC:
@@ -339,11 +339,11 @@ def router_text(under: facts.UnderRouter) -> str:
 
 
 def decided_text(under: facts.UnderRouter) -> str:
-    """The figures that decide: "ttft p90 6.36 s, limit 5 s, 1 of 4 scenarios", without the last part where no
-    scenarios were asked for.
+    """The figures that decide: "ttft p90 6.36 s, limit 5 s, 1 of 4 scenarios"; without scenarios if none were
+    asked for.
     """
     kept_in = under.kept_in
-    # Scenarios alone decide against the fleet, so a figure within its limit would say nothing.
+    # Only the scenarios decide against the fleet, so a figure within its limit would say nothing.
     if kept_in is not None and under.outcome.holds and not under.passes:
         return (
             f"as written kept, but the test not passed: {kept_in.kept} of {kept_in.scenario_count} scenarios"
@@ -353,9 +353,9 @@ def decided_text(under: facts.UnderRouter) -> str:
 
 
 def _written_text(under: facts.UnderRouter) -> str:
-    """The figure of the SLO that decides under this router, with the traffic as it is written."""
+    """The figure of the SLO that decides under this router, with the traffic as written."""
     outcome, line = under.outcome, under.tightest
-    # The fleet fails though every line of the SLO holds: by its attainment, its backlog or a tenant's share.
+    # The fleet fails although every line holds: by its attainment, its backlog or a tenant's share.
     if not outcome.holds and not outcome.missed:
         return fact_sentence(outcome)
     if line is None:
@@ -430,12 +430,12 @@ def _(fact: facts.AskedAgain) -> str:
 
 
 def is_same_value(planned: float, value: float | None) -> bool:
-    """Whether two values of the objective differ by rounding alone; False where there is no fleet."""
+    """Whether two values of the objective are equal up to rounding; False if there is no fleet."""
     return value is not None and abs(value - planned) <= SAME_FRAC * planned
 
 
 def moved_text(planned: float, value: float | None, unit: str) -> str:
-    """The move of a value by a change: "+2.99 USD/h (+12.5 %)"."""
+    """The difference that a change makes to a value: "+2.99 USD/h (+12.5 %)"."""
     if value is None:
         return "no fleet"
     if is_same_value(planned, value):
@@ -444,7 +444,7 @@ def moved_text(planned: float, value: float | None, unit: str) -> str:
     amount = in_unit(abs(more), unit)
     if amount == in_unit(0.0, unit):  # Less than half a cent.
         return f"{'more' if more > 0 else 'less'} by under 0.01 {unit}"
-    # A plan on owned GPUs alone may cost nothing.
+    # A plan with only owned GPUs may cost nothing.
     percent = f"{100 * more / planned:+.1f}" if planned else ""
     share = f" ({percent} %)" if percent.strip("+-0.") else ""
     return f"{'+' if more > 0 else '-'}{amount}{share}"
@@ -594,7 +594,7 @@ def _(fact: facts.PinsPlaced) -> str:
         less_frac = 1 - fact.load / fact.quick_load
         comparison = f", {100 * less_frac:.1f} % less than by the search's quick placement"
     elif (best_load := f"{fact.best_load:.4g}") != f"{fact.load:.4g}":
-        # The plan has the quick placement, because its simulation is no worse.
+        # The plan has the quick placement if the better one simulates no better.
         comparison = f"; a placement with {best_load} is known, and simulates no better"
     pool = f"{fact.pool} pool" + ("" if fact.is_chosen else " of the best fleet that has them")
     return (
@@ -642,7 +642,7 @@ def _(fact: facts.NodesFilled) -> str:
     now: float | None = fact.usd_per_h
     was: float | None = fact.was_usd_per_h
     plan_is_cheaper = fact.usd_per_h < fact.was_usd_per_h * (1 - SUM_SAME_FRAC)
-    # The GPUs were left out for the plan or for the fleet with a loss: one of the two is cheaper.
+    # Filling nodes made the plan cheaper, or only the fleet with a loss.
     if not plan_is_cheaper:
         now, was = fact.with_loss_usd_per_h, fact.was_with_loss_usd_per_h
     instead = "" if was is None else f" instead of {was:.2f}"
@@ -689,7 +689,7 @@ def _(fact: facts.MoreSavesNothing) -> str:
 
 
 def _resource_name(limit: FleetLimit) -> str:
-    """What the limit bounds: GPUs of one kind by their name, otherwise power, cost or GPUs."""
+    """The limited resource: the name of a GPU, or power, cost or GPUs."""
     return limit.gpu or limit.name
 
 
@@ -753,7 +753,6 @@ def _(fact: facts.Adapters) -> str:
 
 @fact_sentence.register
 def _(fact: facts.Offloaded) -> str:
-    # Where the KV is kept, and what the figures of memory and bandwidth are for.
     place, whose = "CPU memory", "per GPU"
     if fact.is_shared:
         place, whose = "a store that all workers share", "in all"
@@ -891,8 +890,8 @@ def _(fact: facts.Assumed) -> str:
 
 
 def _test_failures_text(tested: tuple[facts.RuleTest, ...]) -> str:
-    """The failures of a pruning rule in tests (search/level0/pruning_rules.py), for instance "hid a cheaper
-    fleet in 0 of 90 tests with up to 400 requests, 1 of 25 with more"; a rule on pools has one test.
+    """The failures of a pruning rule in tests (search/level0/pruning_rules.py): "hid a cheaper fleet in 0 of
+    90 tests with up to 400 requests, 1 of 25 with more". A rule on pools has one test.
     """
     if not tested:
         return "not measured"
@@ -904,7 +903,7 @@ def _test_failures_text(tested: tuple[facts.RuleTest, ...]) -> str:
         if each.least_requests is not None:
             text += " with more"
         else:
-            text += " tests" if not texts else ""  # The word stands once, at the first figures.
+            text += " tests" if not texts else ""  # The word comes only once, after the first figures.
             text += "" if each.most_requests is None else f" with up to {each.most_requests} requests"
         texts.append(text)
     return f"hid a cheaper fleet in {', '.join(texts)}"
@@ -958,7 +957,7 @@ def _(fact: facts.WorstHour) -> str:
 
 
 def _holding_text(fact: facts.WorstHour) -> str:
-    """The price of this many more of the plan's workers that every hour holds; empty if it is not known."""
+    """The size and the price of the fleet with which every hour holds; empty if it is not known."""
     paid, planned = fact.holding_usd_per_h, fact.planned_usd_per_h
     if paid is None or planned is None:
         return ""
@@ -1025,7 +1024,7 @@ def _(fact: facts.GuessedSteps) -> str:
 @fact_sentence.register
 def _(fact: facts.RooflineWon) -> str:
     won = f"{', '.join(fact.gpus)} won by a roofline, the step times of a data sheet, over"
-    # A name with a space also says the size of the GPU group, so it is not one for `fleet: gpus`.
+    # A name with a space also has the size of the GPU group, so `fleet: gpus` does not accept it.
     names_for_fleet = [name for name in fact.measured if " " not in name]
     if len(names_for_fleet) < len(fact.measured):
         return (
@@ -1113,7 +1112,7 @@ def _(fact: facts.CheaperMiss) -> str:
 
 
 def misses_text(fact: facts.CheaperMiss, less: str = LESS["cost"]) -> str:
-    """What is known of the cheaper fleets; `less` says in what way, with braces for how much less."""
+    """How far cheaper fleets are known to fail; `less` are the words for cheaper (LESS)."""
     over = f"over {show_share(fact.less_frac)} " if fact.less_frac else ""
     cheaper_fleets = f"fleets with one worker type per pool that {less.format(over)}"
     misses = f"misses the SLO as written or in more than {fact.may_miss} of {fact.scenarios} scenarios"

@@ -1,4 +1,4 @@
-"""The charts of a plan, each with its caption: for the report, its PNG files and the browser alike."""
+"""The charts of a plan with their captions, for the report, its PNG files and the browser."""
 
 from planner.documents.slo import MOST_CLASSES
 from planner.domain import Metric
@@ -9,8 +9,8 @@ from planner.search.problem.bill import bill_fleet
 from planner.slo_metrics import METRICS
 
 ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")  # Metrics that are drawn even if the SLO has no limit on them.
-# The names of all charts that any plan may have, made here and in screen_charts.py. output.py removes the PNG
-# files of these names that an earlier plan has left.
+# The names of all charts that a plan may have, here and in screen_charts.py. output.py removes PNG files of
+# these names that an earlier plan has left.
 NAMES = (
     *screen_charts.NAMES,
     *METRICS,
@@ -55,13 +55,13 @@ def alternative_figures(plan: Plan) -> list[CaptionedChart]:
     if not priced:
         return []
     bars = [charts.Bar("this plan", plan.value, is_plan=True)]
-    # A plan has answers if scenarios were asked for. The value of its certificate is then that of the best
-    # fleet on paper, shown too because the alternatives are on paper.
+    # A plan has answers if scenarios were asked for. Then the certificate's value is that of the fleet on
+    # paper, to which the alternatives, also on paper, compare.
     bars += [charts.Bar("on paper", certificate.value)] if certificate.answers else []
     suffix = ", on paper" if certificate.answers else ""
     bars += [charts.Bar(other.label + suffix, other.objective) for other in priced]
     caption = f"{certificate.unit} of the plan and of the alternatives that were priced."
-    # Fleets for the most traffic on given GPUs all cost the same, and such bars say nothing.
+    # Bars of equal height say nothing: fleets for the most traffic on given GPUs all cost the same.
     is_varied = len({f"{bar.value:.2f}" for bar in bars}) > 1
     figures = (
         [CaptionedChart("alternatives", charts.bars_chart(bars, certificate.unit), caption)]

@@ -1,8 +1,8 @@
 """A plan as files: plan.yaml, certificate.json, requests.csv, report.html and manifests/.
 
-Equal plans that were made on one day and by one version (`Plan.made`) give equal bytes: no file says how long
-planning took. Numbers are rounded to ten significant digits, in requests.csv to nine. The fleet in plan.yaml
-and the column `arrival_s` have all their digits, because they are simulated again.
+Equal plans that were made on one day and by one version (`Plan.made`) give equal bytes: no file has the time
+that planning took. Numbers are rounded to ten significant digits, in requests.csv to nine. The fleet in
+plan.yaml and the column `arrival_s` have all digits, because they are simulated again.
 """
 
 import csv
@@ -87,7 +87,7 @@ OUTDATED = (
     *(f"charts/{name}.png" for name in figures.NAMES),
     *(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names),
 )
-# `%r` writes all digits of the arrival.
+# `%r` writes all digits of the arrival time.
 _CSV_ROW = "%d,%r,%d,%d,%d,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"
 _CSV_ROW_WITH_IMAGES = _CSV_ROW.replace("\n", ",%d\n")
 _CSV_CHUNK = 50_000  # Rows made at once, which bounds the memory of a long trace.
@@ -115,8 +115,8 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
 
 
 def _render_manifests(plan: Plan) -> manifests.Rendered:
-    """The manifests of the target that was planned for; of all targets if there is none, or if it cannot
-    express the fleet, which a warning of the plan says.
+    """The manifests of the planned target; of all targets if there is none, or if it cannot express the fleet
+    (a warning of the plan then says so).
     """
     routers = simulated_routers(plan)
     render_for = partial(manifests.render, plan.fleet, plan.max_model_len, router_rows=routers)
@@ -132,7 +132,7 @@ def chart_pictures(charts: Iterable[CaptionedChart]) -> dict[str, bytes]:
 
 
 def plan_yaml(plan: Plan) -> str:
-    """The plan for people and for `plan simulate --fleet plan.yaml`, which reads the fleet in it."""
+    """plan.yaml, for people and for `plan simulate --fleet plan.yaml`, which reads its fleet."""
     fleet = plan.fleet
     targets = targets_text(plan)
     header = (
@@ -163,16 +163,16 @@ def plan_yaml(plan: Plan) -> str:
         **_prefixes_document(plan),
         **_routers_document(plan),
     }
-    # `fleet_document` has an `engine` too, without images, and without a version if the fleet has no host
-    # times. The last operand puts back the `engine` of `document`, at the same place among the keys.
+    # `fleet_document` also has an `engine`, without images, and without a version if the fleet has no engine.
+    # The last operand restores the `engine` of `document`, at the same place among the keys.
     return header + to_yaml(
         plain_value(document) | fleet_document(fleet) | {"engine": plain_value(_engine_document(fleet))}
     )
 
 
 def _objective_document(plan: Plan) -> Document:
-    """What was to be least, or most, of the fleet that is deployed and of the one on paper, and its bound. No
-    bound is known of the most traffic.
+    """The objective, its values for the deployed fleet and the fleet on paper, and its bound. There is no
+    bound on the most traffic.
     """
     certificate, most = plan.certificate, plan.throughput
     if most is not None:  # The certificate is about the cost of the fleet at this rate.
@@ -186,7 +186,7 @@ def _objective_document(plan: Plan) -> Document:
 
 def _traffic_name(plan: Plan) -> str:
     """The file from which the traffic can be simulated again. requests.csv has no columns for waits, shared
-    prefixes, adapters, tenants and LLMs, so traffic that depends on these has traffic.jsonl too.
+    prefixes, adapters, tenants and LLMs, so for traffic with these there is also traffic.jsonl.
     """
     needs_more_columns = (
         plan.trace.after.size
@@ -213,7 +213,7 @@ def _traffic_summary(plan: Plan) -> Document:
 
 
 def _described_document(plan: Plan) -> Document:
-    """What a later report must know of described traffic; empty for a trace."""
+    """The keys of described traffic that a later report needs; empty for a trace."""
     described = plan.trace.drawn_from
     if not isinstance(described, Description | WrittenDescription):
         return {}
@@ -221,8 +221,8 @@ def _described_document(plan: Plan) -> Document:
 
 
 def bill_document(bill: Bill) -> Document:
-    """The bill as keys and values: `usd_per_h` is for whole nodes, `by_gpu_usd_per_h` for the GPUs in use
-    alone. Both include `electricity_usd_per_h`, at provisioned power.
+    """The bill as keys and values: `usd_per_h` is for whole nodes, `by_gpu_usd_per_h` only for the GPUs in
+    use. Both include `electricity_usd_per_h`, at provisioned power.
     """
     return {
         "usd_per_h": bill.usd_per_h,
@@ -242,8 +242,8 @@ def _per_million_document(plan: Plan) -> Document:
 
 
 def _production_document(plan: Plan) -> Document:
-    """The number of scenarios in which the fleet keeps the SLO, and how much more traffic than is written
-    each of them has. Empty for a plan on paper.
+    """The number of scenarios in which the fleet keeps the SLO, and the scenarios' growth of traffic. Empty
+    for a plan on paper.
     """
     if (kept_in := plan.kept_in) is None:
         return {}
@@ -286,7 +286,7 @@ def _prefixes_document(plan: Plan) -> Document:
 
 
 def _routers_document(plan: Plan) -> Document:
-    """The router of each target, and the SLO under it; `plan manifests` writes these lines again."""
+    """The router of each target, and whether the SLO is kept under it; `plan manifests` reads these rows."""
     rows = [row._asdict() for row in simulated_routers(plan)]
     target = plan.certificate.deploy
     for_targets = [
@@ -331,7 +331,7 @@ def power_document(power: ExpectedPower | None) -> Document | None:
 
 
 def _engine_document(fleet: Fleet) -> Document:
-    """The engine that is deployed, with the constants it is planned with, if any."""
+    """The deployed engine, with the constants of its simulation, if any."""
     engine: Document = {} if fleet.engine is None else engine_document(fleet.engine)
     if why_undeployable(fleet):  # Without manifests there are no version and no images to name.
         return engine or {"name": "vllm"}
@@ -340,7 +340,7 @@ def _engine_document(fleet: Fleet) -> Document:
 
 
 def certificate_json(plan: Plan, *, command: str = "") -> str:
-    """certificate.json: what was simulated and proved, over which fleets, under which assumptions."""
+    """certificate.json: results, proofs, the fleets that were searched, and assumptions."""
     trace, simulation = plan.trace, plan.simulation
     document = {
         "status": plan.status,
@@ -401,22 +401,21 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     """The output of `plan simulate --json`.
 
     Percentiles are over the requests of the measured window. A request that never got its first (or last)
-    token counts there as infinite, which is written as null, and is left out of the mean. `tbt_s` is null
+    token counts in percentiles as infinite (written as null), and is left out of the mean. `tbt_s` is null
     unless the simulation recorded its steps (`record=True` of replay.simulate) or counted its gaps.
     """
     inside = measured_mask(simulation)
     finished = simulation.status == FINISHED
-    span_s = simulation.end_s - float(
-        simulation.arrival_s[0]
-    )  # From the first arrival to the end of the run.
+    # From the first arrival to the end of the run.
+    span_s = simulation.end_s - float(simulation.arrival_s[0])
     output_tokens = float(simulation.output_tokens.sum(where=finished))
     input_tokens = float(simulation.input_tokens.sum(where=finished))
-    # Columns of a long trace are mapped from a file: the sums above have read their pages into memory.
+    # Columns of a long trace are mapped from a file; this frees the pages that the sums above have read.
     for column in (simulation.output_tokens, simulation.input_tokens):
         release_memory(column)
 
     def per_second(amount: float) -> float | None:
-        """An amount of the whole run per second of it; None for a run without duration."""
+        """An amount of the whole run per second; None for a run without duration."""
         return amount / span_s if span_s > 0 else None
 
     document: Document = {
@@ -486,10 +485,8 @@ def _tenants(simulation: Simulation) -> Document:
 
 
 def requests_csv(simulation: Simulation) -> str:
-    """One row per request, by arrival; a time is empty if the request never got so far. `arrival_s` has all
-    its digits, so that the file can be simulated again.
-
-    If the trace says which tokens are of images, these have a column of their own, as in a trace.
+    """One row per request, by arrival; a time is empty if the request did not get so far. `arrival_s` has all
+    digits, so that the file can be simulated again. Tokens of images, if known, have their own column.
     """
     names = [_csv_field(name) for name in simulation.worker_names] + [""]  # The index -1 means no worker.
     cached = (
@@ -526,7 +523,7 @@ def requests_csv(simulation: Simulation) -> str:
         )
         ids = range(start, start + len(columns[0]))
         text = "".join([row_format % row for row in zip(ids, *columns, strict=True)])
-        # Neighbouring "nan" share a comma, so the first pass misses every other one.
+        # Adjacent "nan" share a comma, so the first pass misses every second of them.
         parts.append(text.replace(",nan,", ",,").replace(",nan,", ",,"))
     return "".join(parts)
 
@@ -543,8 +540,8 @@ def _facts(plan: Plan) -> Document:
     certificate = plan.certificate
     return facts_document(
         binding=certificate.binding,
-        assumptions=certificate.assumptions,  # What the model takes for granted.
-        assumed=certificate.assumed,  # What the search takes for granted: its pruning rules.
+        assumptions=certificate.assumptions,  # Assumptions of the model.
+        assumed=certificate.assumed,  # Assumptions of the search: its pruning rules.
         warnings=plan.warnings,
         prices=plan.prices,
     )
@@ -592,7 +589,7 @@ def _slo_lines(verdict: Verdict) -> list[Document]:
 
 
 def _in_window(worst: WindowResult) -> Document:
-    """A line in one window; an attainment has no value in seconds (NaN)."""
+    """A line of the SLO in one window; for an attainment, whose value is NaN, without a value."""
     value = {} if math.isnan(worst.value_s) else {"simulated_s": worst.value_s}
     return {"start_s": worst.start_s, "end_s": worst.end_s, **value, "kept_frac": worst.kept_frac}
 
@@ -621,9 +618,8 @@ def guarantee_rows(verdict: Verdict) -> list[Document]:
 
 
 def verdict_document(verdict: Verdict) -> Document:
-    """The verdict on a simulation; limits on gaps have NaN seconds if no gaps were recorded. `is_steady`: of
-    the last tenth of the requests at least half waited no longer than `patience_s`; `patient_frac` is their
-    share (slo_verdict.Verdict).
+    """The verdict on a simulation; limits on gaps have NaN seconds if no gaps were recorded. `is_steady`,
+    `patient_frac` and `patience_s` are of the backlog test (slo_verdict.Verdict).
     """
     worst = verdict.attainment_worst
     return {
@@ -643,12 +639,12 @@ def verdict_document(verdict: Verdict) -> Document:
 
 
 def as_json(document: Document) -> str:
-    """JSON text of the values as `plain_value` makes them, the same bytes for the same document."""
+    """The document's `plain_value` as JSON text: equal bytes for equal documents."""
     return json.dumps(plain_value(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _plain_document(document: Document) -> Document:
-    """The document with plain values, which JSON and YAML can hold."""
+    """The document with plain values, which JSON and YAML can express."""
     return {key: plain_value(value) for key, value in document.items()}
 
 

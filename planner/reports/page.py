@@ -22,13 +22,13 @@ from planner.reports.drawing import (
 
 # A space between a number and its unit, or around a multiplication sign.
 _UNBROKEN_SPACE = re.compile(r"(?<=\d) (?=%|USD\b|kW\b|×)|(?<=×) (?=\S)")
-_CODE = re.compile(r"`([^`]+)`")  # What stands between backticks.
+_CODE = re.compile(r"`([^`]+)`")  # Text between backticks.
 
 MANY_COLUMNS = 7  # In a table with more columns numbers may break over lines (class `many` of the style).
 
 
 def page_html(title: str, body: str, footer: str) -> str:
-    """A self-contained HTML page in the report's style; `body` is HTML, the others are text."""
+    """A self-contained HTML page in the report's style; `body` is HTML, `title` and `footer` are text."""
     has_charts = "<figure" in body
     library = f'<script type="text/plain" id=vega>{packed_vega()}</script>\n' if has_charts else ""
     script = f"<script>{package_text('reports/page.js')}</script>\n" if has_charts else ""
@@ -69,19 +69,19 @@ def unbroken_html(text: str) -> str:
 
 
 def inline_html(text: str) -> str:
-    """A sentence as HTML: what stands between backticks, such as a command, is code."""
+    """A sentence as HTML: text between backticks, such as a command, is code."""
     return _CODE.sub(r"<code>\1</code>", escape(text))
 
 
 def charts_html(figures: Iterable[CaptionedChart]) -> str:
-    """Charts in two columns; in one on a narrow page."""
+    """Charts in two columns, or in one on a narrow page."""
     drawn = "".join(chart_html(figure) for figure in figures)
     return f"<div class=charts>{drawn}</div>" if drawn else ""
 
 
 def chart_html(figure: CaptionedChart, *, wide: bool = False) -> str:
-    """A chart with its caption, which screen readers take as its name."""
-    # The specification is made once for both forms, because Altair takes as long for it as for drawing.
+    """A chart with its caption, which screen readers use as its name."""
+    # The specification is made once for both forms, because making it takes as long as drawing.
     spec = chart_spec(figure.chart)
     still = svg_of(spec)
     live = pack_text(with_theme_colours(json.dumps(add_interaction(spec), separators=(",", ":"))))
@@ -100,7 +100,7 @@ def table_html(
 ) -> str:
     """An HTML table of text. The columns with the numbers `numeric` are aligned right.
 
-    The first column names the rows. `caption` is for screen readers alone, as the page has a heading.
+    The first column names the rows. `caption` is only for screen readers, because the page has a heading.
     """
     aligned_right = set(numeric)
 
@@ -113,7 +113,7 @@ def table_html(
     body = ""
     for row in rows:
         cells = [cell(0, "th", row[0], " scope=row")]
-        # A phone shows each cell with the name of its column, which it takes from data-of.
+        # On a phone each cell is shown with the name of its column, from data-of (page.css).
         for column, (name, text) in enumerate(zip(head[1:], row[1:], strict=True), 1):
             cells.append(cell(column, "td", text, f' data-of="{escape(name)}"'))
         body += f"<tr>{''.join(cells)}</tr>"

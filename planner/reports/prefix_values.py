@@ -14,13 +14,13 @@ Document = dict[str, Any]
 
 
 def placed_rows(plan: PrefixPlan) -> list[Document]:
-    """A row per stable prefix (one used in most parts of the trace), the most requested first. These are all
-    nodes of the demand's tree but its empty root 0; `prefix` is the number of a node, `after` its parent's.
+    """A row per stable prefix (used in most parts of the trace), the most requested first: all nodes of the
+    demand's tree except its empty root 0. `prefix` is the number of a node, `after` that of its parent.
     """
     demand, placed = plan.traffic.demand, plan.replication.placed
-    # (nodes,): requests/s that begin with each prefix, through which a path of the tree goes on.
+    # (nodes,): requests/s that begin with each prefix.
     through_rps = demand.subtree_sum(demand.rate_rps)
-    # (nodes, workers): requests/s that begin with a prefix and find it cached on their worker; then the sum.
+    # (nodes,): requests/s that begin with a prefix and find it cached; `hits_rps` has them by worker.
     hits_rps = plan.replication.hits_rps(demand).sum(axis=1)
     return [
         {
@@ -37,8 +37,8 @@ def placed_rows(plan: PrefixPlan) -> list[Document]:
 
 
 def plan_document(plan: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
-    """The planned prefixes with their copies, the expected hits and loads, and how many tokens each worker
-    computes of `prompts` at its start.
+    """The planned prefixes with their replicas, the expected hits and loads, and the tokens of `prompts` that
+    each worker computes at its start.
     """
     replication = plan.replication
     warm_up_tokens: dict[str, int] = {}
@@ -49,13 +49,13 @@ def plan_document(plan: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
         "workers": plan.pool.count,
         "prefix_tokens_per_worker": plan.memory_tokens,
         "nodes": placed_rows(plan),
-        # Shares of all prompt tokens; `hit_frac` is the sum of the two others.
+        # Shares of all prompt tokens; `hit_frac` is the sum of both before it.
         "stable_hit_frac": plan.stable_hit_frac,
         "session_hit_frac": plan.session_hit_frac,
         "hit_frac": plan.hit_frac,
         "prefill_saved_frac": plan.prefill_saved_frac,
-        # Loads are seconds of work per second of a worker; no placement has a largest load below
-        # `load_bound`, and `gap_frac` is the share of the largest load that the bound leaves open.
+        # Loads are seconds of work per second of a worker. No placement has a largest load below
+        # `load_bound`; `gap_frac` is the share of the largest load that the bound leaves open.
         "load_without_caches": plan.uncached_load,
         "load": replication.load.tolist(),
         "load_bound": replication.bound,
@@ -75,7 +75,7 @@ def pool_document(pool: PoolPrefixes) -> Document:
 
 
 def keep_alive_text(keep: KeepAlive) -> str:
-    """How the router keeps pinned prefixes in the caches of vLLM, which has no pins, and what it costs."""
+    """How the router keeps pinned prefixes in vLLM's caches (vLLM itself has no pins), and what it costs."""
     every_s = [seconds for seconds in keep.every_s if seconds is not None]
     if not every_s:
         return "vLLM keeps no pins; here none of these prefixes would leave its cache"
@@ -89,7 +89,7 @@ def keep_alive_text(keep: KeepAlive) -> str:
 
 
 def simulated_hits(pool: PoolPrefixes) -> Document:
-    """The simulated hits and loads of a pool, beside the most hits that an unlimited cache would give."""
+    """The simulated hits and loads of a pool, and the hits of an unlimited cache."""
     return {
         "possible_hit_frac": pool.possible_hit_frac,
         "simulated_hit_frac": pool.simulated_hit_frac,

@@ -19,7 +19,7 @@ from planner.search.evidence.plan import Plan
 from planner.units import count_text, show_share
 
 LONGEST_OPEN_LIST = 8  # A list with more lines is folded; chosen by hand.
-# The command that simulates the plan again, as the report shows it.
+# The command in the report that simulates the plan again.
 CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
 
@@ -55,14 +55,14 @@ def _bullets_of(texts: Iterable[str]) -> str:
 
 
 def _title_line(plan: Plan) -> str:
-    """The line above the headline: the LLM, the plan's date, the version that made it and the seed."""
+    """The line above the headline: LLM, date, version and seed."""
     planned_by = f"planned on {plan.made.date} by fleetplan {plan.made.version}" if plan.made else ""
     parts = ("Fleet plan", plan.fleet.llm.name, planned_by, f"seed {plan.certificate.seed}")
     return " · ".join(part for part in parts if part)
 
 
 def _appendix_section(plan: Plan) -> str:
-    """The section that holds all other tables and charts, each with a heading."""
+    """The appendix: all other tables and charts, each with a heading."""
     parts = (
         ("The SLO, and what the simulation says", _slo_section(plan)),
         *([("The three answers", _answers_section(plan))] if plan.certificate.answers else []),
@@ -75,7 +75,6 @@ def _appendix_section(plan: Plan) -> str:
 
 def _answers_section(plan: Plan) -> str:
     """The table of the answers (on paper, in production, with a loss), with a note on the scenarios."""
-    # `numeric` are the numbers of the columns that hold numbers; `table_html` aligns them right.
     answer_table = table_html(
         *answer_sentences.answer_rows(plan), caption="On paper, in production, with a loss", numeric=(2,)
     )
@@ -144,7 +143,7 @@ def _prefixes_section(plan: Plan) -> str:
 
 
 def _why_not_cheaper(plan: Plan) -> str:
-    """Why no cheaper fleet holds, and the alternatives beside the plan."""
+    """Why no cheaper fleet holds, and the alternatives to the plan."""
     reasons = _bullets_of(screen.why_nothing_cheaper(plan))
     if not plan.alternatives:
         return f"{reasons}<p>No other fleet was compared.</p>"
@@ -158,7 +157,7 @@ def _proof_section(plan: Plan) -> str:
     certificate = plan.certificate
     neighbours = table_html(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
     ruled_out = [(each.label, fact_sentence(each.because)) for each in certificate.refuted]
-    # Proofs are about the fleet on paper, which is the plan where there are no answers.
+    # Proofs are about the fleet on paper; without answers this is the plan's fleet.
     of_paper = " of the fleet on paper" if certificate.answers else ""
     ruled_out_table = table_html(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
     return (
@@ -182,7 +181,7 @@ def _fleets_searched(lines: Sequence[str]) -> str:
 
 
 def _folded_block(summary: str, body: str) -> str:
-    """A block that opens on a click. Printed pages show its summary alone, which names the file with all."""
+    """A block that opens on a click. Printed pages show only its summary, which names the complete file."""
     return f"<details><summary>{escape(summary)}, as in certificate.json</summary>{body}</details>"
 
 

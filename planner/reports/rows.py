@@ -1,4 +1,4 @@
-"""A plan as tables of text, for the report and the browser alike."""
+"""A plan as tables of text, for the report and the browser."""
 
 import math
 
@@ -64,9 +64,7 @@ def simulated_routers(plan: Plan) -> list[RouterRow]:
 
 
 def router_rows(plan: Plan) -> Rows:
-    """A line per deployment target that can run the plan: its router, and whether the SLO is kept
-    under it.
-    """
+    """A line per deployment target that can run the plan: its router, and whether it keeps the SLO."""
     rows: list[tuple[str, ...]] = [
         (row.target, row.router, row.simulated, row.slo) for row in simulated_routers(plan)
     ]
@@ -74,8 +72,8 @@ def router_rows(plan: Plan) -> Rows:
 
 
 def tokens_text(worker: WorkerType) -> str:
-    """The most tokens of a step, and how many drafted tokens each decode has in it."""
-    # Of a decode's tokens in a step one is the next token; the others are drafts.
+    """The most tokens of a step, and the drafted tokens of each decode in it."""
+    # One of a decode's tokens in a step is the next token; the others are drafts.
     drafts = worker.step_tokens - 1
     return f"{worker.max_num_batched_tokens:,}" + (f", {drafts} drafted" if drafts else "")
 
@@ -125,8 +123,8 @@ def slo_rows(plan: Plan) -> Rows:
 
 
 def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
-    """A line per limit: what the SLO says, what the simulation says, the verdict. Where every window must
-    keep the limit, a second line is about the worst window.
+    """A line per limit: the limit, the simulated value, the verdict. If every window must keep the limit, a
+    second line has the worst window.
     """
     rows: list[tuple[str, ...]] = []
     for line in verdict.lines:
@@ -173,7 +171,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
             rows.append((text, "", "", attained, "", attained, signed_verdict(worst.holds, worst.judged)))
     for promised in verdict.guarantees:
         least, needed = promised.least, show_share(promised.guarantee.share_frac)
-        # A guarantee is judged in windows in which a tenant's work waits all the time; there may be none.
+        # A guarantee is judged in the windows in which a tenant's work waits all the time, if there are any.
         least_text = (
             f"{show_share(least.share_frac)} ({least.tenant})"
             if promised.windows
@@ -205,7 +203,7 @@ def _margin_text(value_s: float, limit_s: float) -> str:
     if not np.isfinite(below_frac):
         return "–"
     percent = f"{100 * abs(below_frac):.0f}"
-    # A line that is missed by little, or just kept, is not at its limit.
+    # "0 % below" would say that the value is the limit, so a small distance is shown as less than 1 %.
     share = "less than 1" if percent == "0" and below_frac else percent
     return f"{share}\u00a0% {'below' if below_frac >= 0 else 'over'}"
 
@@ -216,13 +214,13 @@ def _share_text(line: LineVerdict | WindowResult) -> str:
 
 
 def signed_verdict(holds: bool, judged: int) -> str:
-    """`verdict_word` with a sign; without one if there was nothing to judge and nothing fails."""
+    """`verdict_word` after a sign, which is left out if there was nothing to judge and nothing fails."""
     sign = "" if holds and not judged else "✓\u00a0" if holds else "✗\u00a0"
     return f"{sign}{verdict_word(holds, judged)}"
 
 
 def percentile_rows(plan: Plan) -> Rows:
-    """Mean and percentiles of the wait in queues and of every metric, also of those that the SLO lacks."""
+    """Mean and percentiles of the wait in queues and of every metric, whether the SLO limits it or not."""
     simulation = plan.simulation
     inside = measured_mask(simulation)
     gaps, requests_of_gap, sample_stride = sampled_gaps_s(simulation)
@@ -255,7 +253,8 @@ def cost_rows(plan: Plan) -> Rows:
         how += f"; {count_text(paid.owned_gpus, 'GPU')} owned, for {owned_cost}, {paid.rented_gpus} rented"
     tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
     over = "price" + (", idle GPUs among it," if paid.idle_gpus else "") + " over the tokens of this traffic"
-    # Where requests wait for answers, the fleet is paid beyond the trace's last arrival.
+    # If requests wait for the answers of others, the fleet is paid until the last token, not only until the
+    # last arrival.
     if plan.trace.after.size:
         paid_s = served_s(plan.trace, plan.simulation)
         over = f"price of the {show_s(paid_s)} to the last token, over the tokens of this traffic"
@@ -294,7 +293,7 @@ def cost_rows(plan: Plan) -> Rows:
 
 
 def _electricity_rows(bill: Bill) -> list[tuple[str, ...]]:
-    """The part of the price that is electricity; nothing if it is not counted."""
+    """The part of the price that is electricity; empty if electricity is not counted."""
     if not bill.electricity_usd_per_h:
         return []
     how = "of the price; at provisioned power"
@@ -330,7 +329,7 @@ def usage_rows(plan: Plan) -> Rows:
         if power is not None:  # The simulation recorded its steps (Plan.power).
             runs = simulation.runs
             runs = runs[(runs["worker"] >= workers.start) & (runs["worker"] < workers.stop)]
-            runs = runs[runs["prefill_tokens"] >= 0]  # Other rows are gaps of single requests.
+            runs = runs[runs["prefill_tokens"] >= 0]  # The other rows are gaps of single requests, not steps.
             seconds = run_seconds(runs)
             if seconds.sum() > 0:
                 decodes = f"{np.average(runs['decodes'], weights=seconds):,.1f}"
@@ -352,7 +351,7 @@ def usage_rows(plan: Plan) -> Rows:
 
 
 def _use_cells(use: PoolUse | None) -> tuple[str, str, str]:
-    """Shares of a pool's KV cache, FLOP and memory bandwidth that its steps use, in the measured window."""
+    """The shares of a pool's KV cache, FLOP and memory bandwidth that are in use in the measured window."""
     if use is None:
         return "–", "–", "–"
     kv = "–" if math.isnan(use.kv_mean_frac) else show_percent(use.kv_mean_frac)
@@ -360,8 +359,8 @@ def _use_cells(use: PoolUse | None) -> tuple[str, str, str]:
 
 
 def node_rows(plan: Plan) -> Rows:
-    """A line for all nodes that hold the same workers: how many nodes, which workers, idle GPUs of each."""
-    # Both mappings have the kind of node and the text of its workers as keys.
+    """A line per group of nodes with the same workers: how many nodes, which workers, idle GPUs of each."""
+    # The keys of both mappings: the kind of node, and the text that lists its workers.
     nodes: dict[tuple[str, str], int] = {}
     idle_gpus: dict[tuple[str, str], int] = {}
     gpus_per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in plan.fleet.pools}
@@ -382,7 +381,7 @@ def node_rows(plan: Plan) -> Rows:
 
 
 def repeat_rows(plan: Plan) -> Rows:
-    """The plan's fleet on other draws of chance: how often it keeps the SLO, and its latencies."""
+    """How often the plan's fleet keeps the SLO in runs with other random draws, and its latencies there."""
     repeats = plan.certificate.repeats
     names = list(dict.fromkeys(name for each in repeats for name in each.limits))
     few, most = (show_percent(frac, ".0f") for frac in (FEW_FRAC, MOST_FRAC))
@@ -401,8 +400,8 @@ def repeat_rows(plan: Plan) -> Rows:
 
 
 def _interval_text(value: Interval) -> str:
-    """A figure over several runs: "1.2 s ± 0.1 s (1.5 s)", the mean, half its confidence interval, and the
-    largest value.
+    """A figure over several runs, such as "1.2 s ± 0.1 s (1.5 s)": the mean, half the width of its confidence
+    interval, and the largest value.
     """
     if not np.isfinite(value.mean):
         return "–"
@@ -412,7 +411,7 @@ def _interval_text(value: Interval) -> str:
 
 
 def prefix_rows(plan: Plan) -> Rows:
-    """Shared prefixes per pool that prefills: hits as planned, as simulated, and with an endless cache."""
+    """Shared prefixes of each pool that prefills: hits as planned, as simulated, with an endless cache."""
     head = (
         "Pool",
         "Prefixes kept",
@@ -424,7 +423,7 @@ def prefix_rows(plan: Plan) -> Rows:
     )
     values: list[tuple[str, ...]] = []
     for pool in plan.prefixes:
-        # Row 0 is the root of the prefix tree, which holds no token.
+        # Row 0 is left out: it is the root of the prefix tree, a prefix without tokens.
         replicas = pool.plan.replication.placed.sum(axis=1)[1:]
         shares = (
             pool.plan.hit_frac,
@@ -444,7 +443,7 @@ def prefix_rows(plan: Plan) -> Rows:
 
 
 def alternative_rows(plan: Plan) -> Rows:
-    """A line for the plan, and one for each alternative: its fleet, its objective, how much more that is."""
+    """A line for the plan and for each alternative: its fleet, its objective, and how much more that is."""
     certificate = plan.certificate
     against = "Against the plan on paper" if certificate.answers else "Against the plan"
     unit = certificate.unit + (" by the GPU" if plan.bill.idle_gpus else "")
@@ -470,9 +469,7 @@ def alternative_rows(plan: Plan) -> Rows:
 
 
 def _difference_text(alternative: Alternative, value: float) -> str:
-    """How much more an alternative costs than the plan's `value`, in percent; a dash where that
-    is not known.
-    """
+    """By how many percent an alternative's objective exceeds `value`; a dash if that is not known."""
     if not alternative.is_priced or not value:
         return "–"
     more_frac = alternative.objective / value - 1
@@ -530,7 +527,7 @@ def source_rows(plan: Plan) -> Rows:
 
 
 def _step_times_row(pool: Pool) -> tuple[str, ...]:
-    """The line on the step times of a pool: what they come from, and how far off they may be."""
+    """The line on a pool's step times: what they were computed from, and how far off they may be."""
     latency = pool.type.latency
     if latency.kind == "steps":
         how = "fitted to your measured steps"

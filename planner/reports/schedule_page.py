@@ -1,7 +1,7 @@
-"""A schedule as schedule.html with its charts, schedule.csv and schedule.json, and as parts for the app's
+"""Renders a schedule: schedule.html with charts, schedule.csv, schedule.json, and the parts of the app's
 page.
 
-Workers on reserved or on-demand GPUs are `firm`; those on spot may be interrupted.
+Workers on reserved or on-demand GPUs are called firm; those on spot GPUs may be interrupted.
 """
 
 import csv
@@ -25,22 +25,23 @@ from planner.solvers.reserved_schedule import Demand, Market, Schedule, cost_by_
 from planner.units import HOURS_PER_MONTH, count_text, show_digits, show_percent
 
 NAMES = ("schedule.html", "schedule.csv", "schedule.json")
-# What a schedule is compared with: the names of other schedules, and what each of them is.
+# The schedules with which one is compared: their names, and what each of them is.
 OTHERS = {
     "peak": "a fleet for the peak, kept all the time",
     "linear rule": "a linear rule per window (Aladdin)",
 }
-SHOWN_GAP_FRAC = 1e-4  # Sentences show a gap to 0.01 %.
+SHOWN_GAP_FRAC = 1e-4  # Sentences round a gap to 0.01 %.
 SPOT_SUFFIX = ", spot"  # The end of a spot worker's name.
 FIRM = "A spot worker may be interrupted at any time; the others are not."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduleAnswer:
-    """A schedule with its question; `others` are those of OTHERS, None where one exceeds a limit.
+    """A schedule with its question, and the schedules to compare it with.
 
-    The search stops at a gap of `required_gap_frac`. `simulated` is the schedule's simulation on the demand's
-    requests; without one it is None, and `not_simulated` says why.
+    `others` has the names of OTHERS as keys, and None for a schedule that exceeds a limit. The search stops
+    at a gap of `required_gap_frac`. `simulated` is the schedule's simulation on the demand's requests; if it
+    is None, `not_simulated` says why.
     """
 
     market: Market
@@ -58,7 +59,7 @@ class ScheduleAnswer:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the gap is at most `required_gap_frac`, to the 0.01 % with which it is shown."""
+        """Whether the gap is at most `required_gap_frac`, but for what sentences round away."""
         return self.schedule.gap_frac <= self.required_gap_frac + SHOWN_GAP_FRAC
 
 
@@ -69,7 +70,7 @@ def render(answer: ScheduleAnswer) -> dict[str, str]:
 
 
 def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
-    """The output of `plan schedule --json`; its status "optimal" means within the requested gap."""
+    """The output of `plan schedule --json`; its status "optimal" means that the gap is small enough."""
     market, values = answer.market, answer.schedule
     gpus = [offer.gpu for offer in market.offers]
     return {
@@ -98,7 +99,7 @@ def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
 
 
 def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[str, Any]:
-    """What the simulation says: prices, windows kept, and the schedule as repaired."""
+    """The results of the simulation: prices, windows kept, and the schedule as repaired."""
     market = answer.market
     gpus = [offer.gpu for offer in market.offers]
     return {
@@ -137,7 +138,7 @@ def types_in_use(answer: ScheduleAnswer) -> list[int]:
 
 
 def to_csv(answer: ScheduleAnswer) -> str:
-    """window, llm, worker, firm, spot: a row for every worker type in use in a window, as repaired."""
+    """The file schedule.csv: a row for each window and worker type in use in it, with repairs."""
     text = io.StringIO()
     to_run = answer.to_run
     rows = csv.writer(text, lineterminator="\n")
@@ -151,7 +152,7 @@ def to_csv(answer: ScheduleAnswer) -> str:
 
 
 def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
-    """Demand; GPUs of each kind, as they are bought; workers; what each window costs; what others cost."""
+    """The charts: demand, GPUs of each type by how they are bought, workers, cost by window, mean costs."""
     market, demand, values, window_s = answer.market, answer.demand, answer.to_run, answer.demand.window_s
     rates = dict(zip(demand.llms, demand.rate_rps, strict=True))
     demand_chart = charts.windows_chart(rates, window_s, "requests/s")
@@ -162,16 +163,20 @@ def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
             for c, worker_type in enumerate(market.worker_types)
         )
         in_every_window = np.ones(values.workers.shape[1], np.int64)
-        ways = {
+        counts_by_purchase = {
             "reserved": values.reserved_gpus[g] * in_every_window,
             "on demand": values.on_demand_gpus[g],
             "spot": spot * in_every_window,
         }
-        if used_ways := {way: counts for way, counts in ways.items() if counts.any()}:
-            chart = charts.stacked_chart(used_ways, window_s, f"{offer.gpu} [GPUs]", tuple(ways))
+        if used_counts := {
+            purchase: counts for purchase, counts in counts_by_purchase.items() if counts.any()
+        }:
+            chart = charts.stacked_chart(
+                used_counts, window_s, f"{offer.gpu} [GPUs]", tuple(counts_by_purchase)
+            )
             all_figures.append(
                 CaptionedChart(
-                    f"gpus-{g}", chart, f"{offer.gpu}: GPUs {list_text(list(used_ways))}, stacked."
+                    f"gpus-{g}", chart, f"{offer.gpu}: GPUs {list_text(list(used_counts))}, stacked."
                 )
             )
     for m, llm in enumerate(demand.llms):
@@ -192,7 +197,7 @@ def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
         "schedule": values,
         **{name: other for name, other in answer.others.items() if other is not None},
     }
-    # The fleet for the peak has one window, which stands for all.
+    # The schedule of the fleet for the peak has a single window, whose cost is that of every window.
     by_window = {
         name: np.broadcast_to(cost_by_window(market, demand, schedule), values.workers.shape[1:])
         for name, schedule in schedules.items()
@@ -219,9 +224,10 @@ def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
 
 
 def _names_by_colour(workers: Sequence[str]) -> tuple[str, ...]:
-    """Names in an order in which spot workers get the third colour, as spot GPUs do in their charts, where
-    "spot" is the third name: two firm workers, then one on spot, and so on. Where workers of a kind run out,
-    a name that no worker has keeps the place.
+    """Names in the order in which colours are given out, so that a spot worker gets the third colour.
+
+    Spot GPUs have the third colour in their charts. So every third name is of a spot worker, and the names
+    between are of firm workers. If one kind has too few workers, names of no worker fill its places.
     """
     firm = [name for name in workers if not name.endswith(SPOT_SUFFIX)]
     spot = [name for name in workers if name.endswith(SPOT_SUFFIX)]
@@ -231,8 +237,8 @@ def _names_by_colour(workers: Sequence[str]) -> tuple[str, ...]:
 
 
 def cost_sentence(answer: ScheduleAnswer) -> str:
-    """The cost of the schedule per hour and per month, as one sentence: as simulated and repaired if it was,
-    else by rates.
+    """The cost of the schedule per hour and per month in one sentence: the simulated cost, with repairs, or
+    the solver's cost, by rates alone, if the schedule was not simulated.
     """
     simulated = answer.simulated
     usd_per_h = answer.schedule.cost_usd_per_h if simulated is None else simulated.cost_usd_per_h
@@ -244,14 +250,14 @@ def cost_sentence(answer: ScheduleAnswer) -> str:
 
 
 def proof_line(answer: ScheduleAnswer) -> str:
-    """How near the schedule is to the bound, and whether that is as near as was required."""
+    """The gap between the schedule's cost and the bound, and whether it is as small as required."""
     proved = "Proved" if answer.is_optimal else "Not finished in time"
     proved += "" if answer.simulated is None else " by rates alone"
     return f"{proved}: within {100 * answer.schedule.gap_frac:.2f} % of the least possible."
 
 
 def compared_lines(answer: ScheduleAnswer) -> list[str]:
-    """The costs of other schedules, and what this one saves against them."""
+    """The costs of the other schedules, and how much less this one costs."""
     lines, usd_per_h = [], answer.schedule.cost_usd_per_h
     for name, other in answer.others.items():
         if other is None:
@@ -264,7 +270,7 @@ def compared_lines(answer: ScheduleAnswer) -> list[str]:
 
 
 def simulated_lines(answer: ScheduleAnswer) -> list[str]:
-    """The simulated hours: windows kept, workers that the repair added, price; or why none were simulated."""
+    """The results of the simulation: windows kept, workers that the repair added, price. Without one, why."""
     values, by_rates_usd_per_h = answer.simulated, answer.schedule.cost_usd_per_h
     lines = [f"Mind: {answer.demand.note}."] if answer.demand.note else []
     if values is None:
@@ -286,12 +292,12 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
         )
     if values.missed_windows:
         lines.append(f"Windows that are missed still: {values.why_missed}.")
-    parts = {
+    prices = {
         "reserved": values.reserved_usd_per_h,
         "on demand": values.on_demand_usd_per_h,
         "spot": values.spot_usd_per_h,
     }
-    text = ", ".join(f"{usd_text(part)} {name}" for name, part in parts.items() if part)
+    text = ", ".join(f"{usd_text(price)} {name}" for name, price in prices.items() if price)
     lines.append(
         f"Paid on the simulated hours: {usd_text(values.cost_usd_per_h)}/h ({text}); by rates alone "
         f"{usd_text(by_rates_usd_per_h)}/h."
@@ -319,8 +325,8 @@ def gpu_rows(answer: ScheduleAnswer) -> Rows:
 
 
 def worker_rows(answer: ScheduleAnswer) -> Rows:
-    """A row per worker type in use: how many run on reserved or on-demand GPUs, and how many on spot, each as
-    the least and the largest number of a window.
+    """A row per worker type in use: how many run on reserved or on-demand GPUs, and how many on spot GPUs.
+    Both numbers are ranges over the windows: "2 to 5".
     """
     values = answer.to_run
 

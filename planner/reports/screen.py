@@ -1,11 +1,12 @@
-"""The texts of the first screen of an answer, for the report, the terminal and the browser alike: what to
-buy, what the fleet costs, what breaks it, whether it carries more traffic, and what these figures rest on.
+"""The texts of the first screen of an answer: what to buy, what the fleet costs, what makes it miss the SLO,
+whether it carries more traffic, and how these figures were obtained.
 
-Everything comes from a finished plan and its certificate; screen_charts.py draws the charts.
+The report, the terminal and the browser show the same texts. All of them come from a finished plan and its
+certificate; screen_charts.py draws the charts.
 
 "As written" means the traffic and the step times of the question; the texts say to how much more of each the
 fleet holds. "In scenarios" means traffic drawn anew and other step times, in which a production fleet keeps
-the SLO. No text uses one of the two terms for the other.
+the SLO. The two terms are never mixed.
 """
 
 from collections import Counter
@@ -71,28 +72,31 @@ from planner.units import (
     show_w,
 )
 
-# The words for each `robustness_facts.Strain`, which is what may grow until the SLO is missed: as a noun in
-# sentences, and as a change in the chart of what breaks first.
+# A `robustness_facts.Strain` is what may grow until the SLO is missed. STRAINS are nouns for sentences,
+# STRAIN_CHANGES the labels in the chart of what breaks first.
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
 STRAIN_CHANGES = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}
 # The names of a plan's answers, as headings.
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
-SAME_COST = "costs the same"  # As the plan.
-# Why there is no answer "with a loss" where spot workers could be bought and none is.
+SAME_COST = "costs the same"  # Said of an answer that costs as much as the plan.
+# Why there is no answer "with a loss" if spot workers could be bought but the plan has none.
 NO_SPOT_BOUGHT = (
     "not looked for beside spot prices: production stands losses of spot workers, of which it has none, and "
     "those that spare: of slo.yaml names; spare: 1 worker plans for the loss of any"
 )
-# If a roofline won over more GPUs than this, the headline says only how many they are; chosen by hand.
+# A roofline may have won over GPUs with measured kernels (`won_text`). If they are more than this, the
+# headline gives their number, not their names; chosen by hand.
 MOST_WON_OVER = 3
-# By objective, what is said if the fleet carries the additional traffic as it is.
+# What is said if the plan's fleet carries the additional traffic, by the objective of the plan.
 NOTHING_EXTRA = {"cost": "no extra cost", "power": "no extra power", "gpus": "no extra GPUs"}
 
 
 @dataclass(frozen=True, slots=True)
 class NextQuestions:
-    """How a reader asks the questions that follow a plan, in a terminal or on the pages: for a plan for one
-    target, and for the cost of a changed question. `what_if` is a format with the field `{change}`.
+    """How to ask two questions that follow a plan, in a terminal or on the pages of the app.
+
+    `another_target` asks for a plan for one deployment target. `what_if` asks what a changed question costs;
+    it is a format with the field `{change}`.
     """
 
     another_target: str
@@ -113,8 +117,10 @@ Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One of the three answers, or one LLM of several. A text is empty if nothing is known. `is_plan`: the
-    card is of the answer that is deployed. `has_plans_fleet`: its fleet is the plan's.
+    """A card with texts on one of the three answers, or on one LLM of several.
+
+    A text is empty if nothing is known. `is_plan` marks the answer that is deployed, `has_plans_fleet` an
+    answer whose fleet is the plan's.
     """
 
     name: str
@@ -125,13 +131,13 @@ class Card:
     month: str = ""
     kept: str = ""
     holds: str = ""
-    breaks: str = ""  # Which limit is missed first beyond `holds`.
+    breaks: str = ""  # Which limit is missed first under more than `holds` says.
     has_plans_fleet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """A figure that a buyer asks for: its name, its value, a note."""
+    """A figure that a buyer asks for: its name, its value and a note on it."""
 
     name: str
     value: str
@@ -139,7 +145,7 @@ class KeyFigure:
 
 
 def verdict_text(plan: Plan, questions: NextQuestions = BY_COMMAND) -> str:
-    """What to buy, what it costs, how far it holds and how sure that is, in a few short sentences."""
+    """In a few sentences: what to buy, what it costs, how much more it holds to and how sure that is."""
     carried = f" It carries {plan.throughput.rate_rps:g} requests/s." if plan.throughput else ""
     missed = "" if plan.verdict.holds else " In its simulation it does NOT keep the SLO."
     sentences = (
@@ -153,13 +159,13 @@ def verdict_text(plan: Plan, questions: NextQuestions = BY_COMMAND) -> str:
 
 
 def won_text(plan: Plan) -> str:
-    """A sentence if step times of a roofline made this plan cheaper than plans on GPUs with measured kernels;
-    else empty.
+    """The sentence for a plan whose step times come from a roofline, and which those times made cheaper than
+    plans on GPUs with measured kernels; empty for other plans.
     """
     won = next((each for each in plan.warnings if isinstance(each, RooflineWon)), None)
     if won is None:
         return ""
-    # The warning RooflineWon names all these GPUs, so the headline may count them.
+    # The warning RooflineWon names all these GPUs, so here their number is enough.
     kinds = list_text(won.measured) if len(won.measured) <= MOST_WON_OVER else f"{len(won.measured)} GPUs"
     return f"This roofline won over {kinds}, where kernels of this LLM were measured."
 
@@ -179,7 +185,7 @@ def targets_text(plan: Plan, remedy: str = BY_COMMAND.another_target) -> str:
     if not missed and not plan.certificate.for_targets:
         is_any = len(keeping) > 2 and not apart
         return f"For {f'any of {len(keeping)} deployment targets' if is_any else list_text(keeping)}."
-    if plan.certificate.deploy is not None:  # There is one row: the target that slo.yaml names.
+    if plan.certificate.deploy is not None:  # The only row is of the target that slo.yaml names.
         return f"NOT kept on {list_text(missed)}, for which it was planned."
     for_whom = f"For {list_text(keeping)}" if keeping else "For `plan serve`, our own router, alone"
     if plan.certificate.for_targets:
@@ -188,7 +194,7 @@ def targets_text(plan: Plan, remedy: str = BY_COMMAND.another_target) -> str:
 
 
 def misses_targets(plan: Plan) -> bool:
-    """Whether the SLO is missed under the router of a target, and a plan for one target may be asked for."""
+    """Whether the router of some target misses the SLO, and the reader may ask for a plan for one target."""
     certificate = plan.certificate
     return (
         plan.fleet.leaves_choice
@@ -222,7 +228,7 @@ def not_for_production(plan: Plan) -> str:
 
 def buy_text(fleet: Fleet, bill: Bill, whose: str = "") -> str:
     """What to buy and what it costs: 'Buy 3 nodes of 8 × h100-80g for chat: 71.76 USD/h (52,385 USD per
-    month)', where `whose` is " for chat". Owned GPUs are used: 'Use 8 × a100-80g that you own and buy ...'.
+    month)', where `whose` is " for chat". With owned GPUs: 'Use 8 × a100-80g that you own and buy ...'.
     """
     owned, bought = _owned_and_bought(fleet, bill)
     use = f"Use {list_text(owned)} that you own" if owned else ""
@@ -231,12 +237,12 @@ def buy_text(fleet: Fleet, bill: Bill, whose: str = "") -> str:
     return f"{' and '.join(filter(None, (use, buy)))}{whose}: {cost}"
 
 
-# Follows "kept in 47 of 49 scenarios": what their test decided (`facts.KeptIn.decision`).
+# What follows "kept in 47 of 49 scenarios", by what the test on them decided (`facts.KeptIn.decision`).
 _NOT_PASSED = {"holds": "", "fails": ", too few", "open": ", undecided"}
 
 
 def _certainty_text(plan: Plan) -> str:
-    """To how much more the fleet holds, and in how many scenarios it is kept, as one sentence."""
+    """In one sentence: to how much more the fleet holds, and in how many scenarios it keeps the SLO."""
     headroom, kept_in = headroom_of(plan), plan.kept_in
     parts = [] if headroom is None else [f"as written it holds to {headroom_text(headroom)}"]
     if kept_in is not None and kept_in.scenario_count:
@@ -247,20 +253,20 @@ def _certainty_text(plan: Plan) -> str:
 
 
 def growth_frac_of(plan: Plan) -> float:
-    """How much more traffic than is written every scenario of the plan has: `safety: growth`."""
+    """The share by which the traffic of scenarios exceeds the traffic as written: `safety: growth`."""
     drawn = plan.certificate.scenarios_drawn
     return 0.0 if drawn is None else drawn.growth_frac
 
 
 def grown_text(plan: Plan) -> str:
-    """What follows "scenarios": " with 300 % more traffic", empty where no growth was asked for."""
+    """The words after "scenarios": " with 300 % more traffic"; empty if no growth was asked for."""
     growth_frac = growth_frac_of(plan)
     return f" with {show_share(growth_frac)} more traffic" if growth_frac else ""
 
 
 def headroom_of(plan: Plan) -> Headroom | None:
-    """How much more traffic and step time the plan's fleet stands: as its answer for production says,
-    otherwise from the simulations of `certificate.robustness`; None if neither knows both.
+    """How much more traffic and step time the plan's fleet stands, from its answer for production or else
+    from the simulations of `certificate.robustness`. None if neither has both figures.
     """
     if plan.production is not None and plan.production.headroom is not None:
         return plan.production.headroom
@@ -279,20 +285,20 @@ def headroom_text(headroom: Headroom) -> str:
 
 
 def holds_text(headroom: Headroom, *, after_loss: bool = False) -> str:
-    """How far a fleet holds as written, with all of its workers or after the loss of any one."""
+    """To how much more a fleet holds, with all of its workers or after the loss of any one."""
     return f"as written, holds{' after a loss' if after_loss else ''} to {headroom_text(headroom)}"
 
 
 def bought_text(fleet: Fleet, bill: Bill) -> str:
-    """What is bought: '3 nodes of 8 × h100-80g' where whole nodes are sold, else '24 × h100-80g'; owned GPUs
-    last, '8 × h100-80g that you own'.
+    """What is bought: '3 nodes of 8 × h100-80g' if GPUs are sold by the node, else '24 × h100-80g'. Owned
+    GPUs come last: '8 × h100-80g that you own'.
     """
     owned, bought = _owned_and_bought(fleet, bill)
     return list_text([*bought, *(f"{gpus} that you own" for gpus in owned)])
 
 
 def _owned_and_bought(fleet: Fleet, bill: Bill) -> tuple[list[str], list[str]]:
-    """The owned GPUs of a fleet, and what is bought: '8 × a100-80g', '3 nodes of 8 × h100-80g'."""
+    """The texts for owned GPUs ('8 × a100-80g') and for what is bought ('3 nodes of 8 × h100-80g')."""
     owned_gpus, single_gpus = Counter[str](), Counter[str]()
     for pool in fleet.running_pools:
         gpu, gpus = pool.type.gpu, pool.count * pool.type.gpus
@@ -316,7 +322,7 @@ def month_text(usd_per_h: float) -> str:
 
 
 def answer_cards(plan: Plan) -> list[Card]:
-    """A card for each of the three answers, or one card if the plan was made on paper alone."""
+    """A card for each of the three answers; one card for a plan on paper alone, which has no answers."""
     if not plan.certificate.answers:
         headroom = headroom_of(plan)
         card = paper_card(plan.fleet, plan.bill)
@@ -326,8 +332,8 @@ def answer_cards(plan: Plan) -> list[Card]:
 
 
 def losses_text(plan: Plan) -> str:
-    """Why there is no answer "with a loss" where spot workers may be bought: production stands their losses
-    itself. Empty where there is one, or no spot price.
+    """Why there is no answer "with a loss": production itself stands losses of spot workers. Empty if there
+    is such an answer, or if no spot workers may be bought.
     """
     spot = [each for each in plan.certificate.binding if isinstance(each, SpotSpare)]
     answers = {answer.name for answer in plan.certificate.answers}
@@ -340,7 +346,7 @@ def losses_text(plan: Plan) -> str:
 
 
 def paper_card(fleet: Fleet, bill: Bill, scenarios: str = "no scenarios were requested") -> Card:
-    """The card of a fleet that keeps the SLO as written, and what is said of scenarios."""
+    """The card of a fleet that keeps the SLO as written; `scenarios` says why none were simulated."""
     return Card(
         name=NAMES["on-paper"],
         price=f"{usd_text(bill.usd_per_h)}/h",
@@ -352,13 +358,13 @@ def paper_card(fleet: Fleet, bill: Bill, scenarios: str = "no scenarios were req
 
 
 def most_kept_of(plans: Iterable[Plan]) -> MostKept | None:
-    """The fleets kept in the most scenarios, where none are kept in enough; None if nothing is known."""
+    """The fleets that keep the SLO in the most scenarios, if none do in enough; None if nothing is known."""
     whys = [why for plan in plans for why in plan.warnings if isinstance(why, TooFewKept | NoneTogether)]
     return next((why.most_kept for why in whys if why.most_kept is not None), None)
 
 
 def most_kept_text(most: MostKept) -> str:
-    """What follows the sentence that no fleet was found: which one comes nearest, and how to plan it."""
+    """What follows "no fleet within the limits was found": the nearest one, and how to plan it."""
     text = (
         f" that is kept in {show_share(most.asked_frac)} of scenarios; the most found to be kept is "
         f"{show_share(most.kept_frac)}, for {in_unit(most.value, most.unit)}"
@@ -379,14 +385,14 @@ def _card(plan: Plan, answer: Answered) -> Card:
     # Without a bill of whole nodes the price is that of the GPUs in use.
     answer_usd_per_h = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
     is_after_loss = answer.kept_in is not None and answer.kept_in.after_loss
-    # A limit that breaks by more traffic and by longer steps is named once.
+    # A limit that is missed both with more traffic and with longer steps is named once.
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
     has_plans_fleet = answer.workers == _planned_workers(plan)
     price = "" if answer_usd_per_h is None else f"{usd_text(answer_usd_per_h)}/h"
     if plan.certificate.objective == "power":
         price += f", {in_unit(answer.value, plan.certificate.unit)}"
     fleet = workers_text(answer.workers)
-    # Two answers may have the same GPUs and another scheduling budget, and then hold to other loads.
+    # Two answers may have the same GPUs and differ in tokens per step, so that they hold to different loads.
     if not has_plans_fleet and fleet == workers_text(_planned_workers(plan)):
         budgets = list_text([f"{each.max_num_batched_tokens:,}" for each in answer.workers])
         planned = list_text([f"{each.max_num_batched_tokens:,}" for each in _planned_workers(plan)])
@@ -411,15 +417,15 @@ def _card(plan: Plan, answer: Answered) -> Card:
 
 
 def _kept_text(plan: Plan, name: str, kept_in: KeptIn) -> str:
-    """In how many scenarios the answer `name` keeps the SLO. The fleet on paper is counted in the scenarios
-    of the search. The other answers are tested in scenarios that the search had not seen.
+    """In how many scenarios the answer `name` keeps the SLO. For the fleet on paper these are the scenarios
+    of the search; the other answers are tested on scenarios that the search had not seen.
     """
     search = plan.certificate.scenarios_drawn
     if not kept_in.scenario_count:
         return "no time was left to test it on scenarios"
     scenarios = f"{kept_in.scenario_count} scenarios"
-    # A search on a scale model of the traffic (one request in `downscale`) has scenarios of its own, which no
-    # answer is counted in.
+    # With `downscale` above 1 the search drew scenarios of a scale model of the traffic (one request in
+    # `downscale`). No answer is counted in those, so none of the texts calls its scenarios the search's.
     if search is not None and search.downscale == 1:
         is_of_search = name == "on-paper"
         scenarios = (
@@ -438,7 +444,7 @@ def against_text(usd_per_h: float | None, planned_usd_per_h: float) -> str:
     if abs(more) < SAME_USD:
         return SAME_COST
     percent = f"{100 * more / planned_usd_per_h:+.0f}" if planned_usd_per_h else ""
-    share = f" ({percent} %)" if percent.strip("+-0") else ""  # "+0 %" would hide that there is a difference.
+    share = f" ({percent} %)" if percent.strip("+-0") else ""  # "+0 %" would say that there is no difference.
     return f"{usd_text(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
 
 
@@ -454,8 +460,8 @@ def _any_of(limits: Sequence[Limit]) -> str:
 
 
 def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
-    """What is missed: these limits or, if there are none, what else an SLO may miss: attainment, a guarantee,
-    the backlog.
+    """What is missed: these limits or, if there are none, what else of an SLO a fleet may miss: attainment, a
+    guarantee, the backlog test.
     """
     if limits:
         return f"{_any_of(limits)} is missed"
@@ -468,14 +474,14 @@ def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
 
 
 def _lost_text(plan: Plan, lost: WorkerLoss) -> str:
-    """What is missed after a loss that the plan does not stand."""
+    """What is missed after the loss of a worker without which the plan misses the SLO."""
     if lost.workers == 1 and not lost.missed:
         return "no such worker is left"
     return _missed_text(plan, lost.missed)
 
 
 def _lost_worker_text(plan: Plan, lost: WorkerLoss) -> str:
-    """Which worker is lost: "1 decode worker of 2", with its GPU or pool where its role has several pools."""
+    """Which worker is lost: "1 decode worker of 2"; if its role has several pools, with its GPU or pool."""
     pool_name, _, number = lost.pool.partition("-")  # The second prefill pool is "pre-2".
     role = next((role for role, name in POOL_NAMES.items() if name == pool_name), pool_name)
     labels = {pool.name: label for pool, label in _labelled_pools(plan.fleet)}
@@ -517,7 +523,7 @@ def key_figures(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[KeyFi
 
 
 def _one_gpu_type_figures(plan: Plan) -> list[KeyFigure]:
-    """What the question costs with each of its GPU types alone; empty where that was not planned."""
+    """The cost of the best fleet of each GPU type alone; empty if such fleets were not planned."""
     unit, texts = plan.certificate.unit, list[tuple[str, str]]()
     for each in plan.alternatives:
         if each.is_of_one_gpu_type:
@@ -526,7 +532,7 @@ def _one_gpu_type_figures(plan: Plan) -> list[KeyFigure]:
             texts.append((f"{each.label} {price}", "" if unpriced else alternative_note(each, plan)))
     if not texts:
         return []
-    # A price comes first, if there is one: what has none has a reason in place of a note.
+    # The value is the text of a GPU type with a price, if any has one. Only these have a note.
     (value, note), *others = sorted(texts, key=lambda text: not text[1])
     notes = [note, *(f"{text} ({more})" if more else text for text, more in others)]
     return [KeyFigure("One GPU type", value, "; ".join(filter(None, notes)))]
@@ -536,7 +542,7 @@ def _contexts_figures(plan: Plan) -> list[KeyFigure]:
     """How many agents' contexts the KV caches hold at once; empty for traffic without agents."""
     if plan.agent_figures is None:
         return []
-    # The KV caches of one rank each, as a context lies whole in one of them.
+    # Counted by rank, because a context cannot be split between the KV caches of two ranks.
     caches = [
         (pool.count * pool.type.dp, pool.type.kv_tokens)
         for pool in plan.fleet.running_pools
@@ -544,15 +550,17 @@ def _contexts_figures(plan: Plan) -> list[KeyFigure]:
     ]
     kv_tokens = sum(count * tokens for count, tokens in caches)
     contexts = plan.trace.input_tokens + plan.trace.output_tokens
-    rooms = [
+    capacities = [
         f"{sum(count * int(cache // tokens) for count, cache in caches):,} of {tokens:,.0f} tokens, {which}"
         for tokens, which in ((contexts.mean(), "the mean of requests"), (contexts.max(), "the longest"))
     ]
-    return [KeyFigure("KV caches", f"room for {kv_tokens:,} tokens", f"contexts at once: {'; '.join(rooms)}")]
+    return [
+        KeyFigure("KV caches", f"room for {kv_tokens:,} tokens", f"contexts at once: {'; '.join(capacities)}")
+    ]
 
 
 def _prefix_cache_figures(plan: Plan) -> list[KeyFigure]:
-    """The share of prompt tokens that the simulation found in prefix caches; empty without caches."""
+    """The share of prompt tokens that were found in prefix caches in the simulation; empty without caches."""
     if (hit_frac := plan.simulation.token_hit_frac) is None:
         return []
     note = "the engines must have them on; policies: {prefix_cache: false} plans without"
@@ -560,7 +568,7 @@ def _prefix_cache_figures(plan: Plan) -> list[KeyFigure]:
 
 
 def _drafts_figures(plan: Plan) -> list[KeyFigure]:
-    """What each pool drafts per step, and how many tokens a step is taken to yield; empty without drafts."""
+    """How many tokens are drafted per step, and how many a step is assumed to yield; empty without drafts."""
     drafts = [fact for fact in plan.certificate.assumptions if isinstance(fact, Drafts)]
     if not drafts:
         return []
@@ -571,7 +579,7 @@ def _drafts_figures(plan: Plan) -> list[KeyFigure]:
 
 
 def _gpus_by_type(workers: Iterable[Workers]) -> Counter[str]:
-    """How many GPUs of each type the workers have; a power cap makes no other type."""
+    """How many GPUs of each type the workers have; GPUs with a power cap count with their uncapped type."""
     counts = Counter[str]()
     for pool in workers:
         counts[pool.gpu.partition("@")[0]] += pool.gpus
@@ -579,9 +587,10 @@ def _gpus_by_type(workers: Iterable[Workers]) -> Counter[str]:
 
 
 def _gpu_count_figures(plan: Plan) -> list[KeyFigure]:
-    """The GPUs that the traffic as written takes, those added for scenarios, and what certainty about step
-    times and traffic would save at most: no fleet for production costs less than the one on paper. Empty if
-    production takes no more GPUs.
+    """How many GPUs the traffic as written takes, and how many more the scenarios take; empty if none.
+
+    The note says what certainty about step times and traffic would save: at most the price of those GPUs,
+    because no fleet for production costs less than the one on paper.
     """
     paper, planned = plan.certificate.find_answer("on-paper"), plan.production
     if paper is None or planned is None or not paper.workers:
@@ -597,7 +606,7 @@ def _gpu_count_figures(plan: Plan) -> list[KeyFigure]:
     if by_type[0].keys() == by_type[1].keys():
         value = f"{paper_gpus} + {count_text(more_gpus, 'GPU')}"
         parts = f"{paper_gpus} for the traffic as written, {more_gpus} more for {reserve}"
-    else:  # The difference of two numbers of unlike GPUs would say nothing.
+    else:  # Of different types, so the difference of the two numbers would mean nothing.
         paper_text, value = (
             list_text([f"{count} × {gpu}" for gpu, count in counts.items()]) for counts in by_type
         )
@@ -609,7 +618,7 @@ def _gpu_count_figures(plan: Plan) -> list[KeyFigure]:
         more_usd_per_h = planned_usd_per_h - paper_usd_per_h
     if more_usd_per_h < SAME_USD:
         return [KeyFigure("Why this many", value, f"{parts}; on the bill both are the same")]
-    # The fleet on paper has no room for growth, so with growth the difference is not what certainty saves.
+    # With growth a part of the difference pays for more traffic, so certainty would not save all of it.
     if growth:
         return [KeyFigure("Why this many", value, f"{parts}: {usd_text(more_usd_per_h)}/h")]
     is_own = all(
@@ -625,8 +634,8 @@ def _gpu_count_figures(plan: Plan) -> list[KeyFigure]:
 
 
 def _router_figures(plan: Plan) -> list[KeyFigure]:
-    """On how many targets the SLO is kept, and the targets grouped by their routers; empty without a choice
-    for a router.
+    """On how many targets the SLO is kept, and the targets grouped by their routers; empty if routers have
+    nothing to choose.
     """
     rows = plan.certificate.routers
     if not rows or not plan.fleet.leaves_choice:
@@ -643,7 +652,7 @@ def _router_figures(plan: Plan) -> list[KeyFigure]:
 
 
 def _commitment_figures(plan: Plan) -> list[KeyFigure]:
-    """The fleet's price under each commitment, and from which share of use on it is cheaper."""
+    """The fleet's price under each commitment, and the share of use above which it is cheaper."""
     offered = [each for each in plan.certificate.commitments if each.term != "on-demand"]
     if not offered:
         return []
@@ -669,8 +678,8 @@ STATUS_WORDS = {
 
 
 def holds_of(plan: Plan) -> list[HeadroomFact]:
-    """The headroom of the plan for each strain, as far as it is known. What is missed beyond is not known for
-    a headroom that comes from the plan's answer.
+    """The plan's headroom for each strain for which it is known. A headroom that comes from the plan's answer
+    does not say which limits are missed beyond it.
     """
     headroom, robustness = headroom_of(plan), plan.certificate.robustness
     if robustness is not None and robustness.holds:
@@ -684,8 +693,8 @@ def holds_of(plan: Plan) -> list[HeadroomFact]:
 
 
 def breaks_first(plan: Plan) -> KeyFigure:
-    """The loss of a worker that the plan does not stand, if there is one; else the strain (more traffic,
-    longer steps or prompts) of which it stands the smallest increase.
+    """The loss of a worker with which the plan misses the SLO, if there is one; else the strain (more
+    traffic, longer steps or prompts) of which it stands the smallest increase.
     """
     robustness, headroom = plan.certificate.robustness, holds_of(plan)
     if not headroom:
@@ -712,7 +721,7 @@ def breaks_first(plan: Plan) -> KeyFigure:
 
 def _more_traffic_figure(plan: Plan, questions: NextQuestions) -> KeyFigure:
     """Whether this fleet carries MORE_FRAC more traffic, tested as a plan for that traffic would be. If it
-    does not, the command that prices a fleet which does.
+    does not, the note is how to ask for the price of a fleet that does.
     """
     robustness, name = plan.certificate.robustness, more_traffic_name(growth_frac_of(plan))
     if plan.throughput is not None:
@@ -728,12 +737,12 @@ def _more_traffic_figure(plan: Plan, questions: NextQuestions) -> KeyFigure:
         else ""
     )
     if more.is_carried:
-        # Without scenarios nothing is said of the cost: bursts of denser traffic fall elsewhere, so a
-        # smaller fleet may carry it.
+        # Without scenarios the cost is not mentioned: the bursts of denser traffic come at other times, so
+        # even a smaller fleet may carry it.
         if not kept_text:
             return KeyFigure(name, "carried", "by this fleet, on the traffic as it is written")
         return KeyFigure(name, NOTHING_EXTRA[plan.certificate.objective], f"this fleet is {kept_text}")
-    # "Another plan", not "more GPUs": the same GPUs may do, with other settings of their engines.
+    # "Another plan", not "more GPUs": with other engine settings the same GPUs may be enough.
     kept_frac = more.kept / more.scenario_count if more.scenario_count else 0.0
     refused = _refusal_text(kept_frac, more.asked_frac)
     why = f"this one is {kept_text}, {refused}" if kept_text else "as written this one misses the SLO with it"
@@ -741,26 +750,26 @@ def _more_traffic_figure(plan: Plan, questions: NextQuestions) -> KeyFigure:
 
 
 def _refusal_text(kept_frac: float, asked_frac: float | None) -> str:
-    """Why a fleet that keeps the SLO in this share of scenarios did not pass their test."""
+    """Why a fleet that keeps the SLO in the share `kept_frac` of scenarios did not pass their test."""
     if asked_frac is None or kept_frac < asked_frac:
         return "too few"
     return f"too near {show_share(asked_frac)} to pass their test"
 
 
 def more_traffic_name(growth_frac: float) -> str:
-    """The name of the row of more traffic. Its percentage is against the traffic as written and includes the
-    growth of the scenarios, as `safety: growth` would: "380 % more traffic" with 300 % growth.
+    """The name of the row on more traffic, for instance "380 % more traffic" with 300 % growth. The
+    percentage is relative to the traffic as written, so it includes the growth of the scenarios.
     """
     return f"{show_share(more_than_written_frac(growth_frac))} more traffic"
 
 
 def more_than_written_frac(growth_frac: float) -> float:
-    """MORE_FRAC more traffic than scenarios with this growth have, as a share of what is written."""
+    """By how much MORE_FRAC more than the traffic of scenarios exceeds the traffic as written."""
     return (1 + growth_frac) * (1 + MORE_FRAC) - 1
 
 
 def _priced_by(plan: Plan, questions: NextQuestions) -> str:
-    """The command or page that prices a fleet for MORE_FRAC more traffic; only such a plan knows its cost."""
+    """The command or page that says what a fleet for MORE_FRAC more traffic costs."""
     if plan.certificate.scenarios_drawn is None:
         return "a plan at that traffic: rate says what it costs"
     growth_frac = more_than_written_frac(growth_frac_of(plan))
@@ -787,13 +796,13 @@ def input_bases(plan: Plan) -> dict[str, Basis]:
 
 
 def _basis_of_steps(pool: Pool) -> Basis:
-    """The basis of a pool's step times; a roofline is unchecked, because no such kernel was measured."""
+    """The basis of a pool's step times; a roofline is unchecked, as none of its kernels was measured."""
     of_kind: dict[str, Basis] = {"steps": "measured", "roofline": "unchecked"}
     return of_kind.get(pool.type.latency.kind, "estimated")
 
 
 def _labelled_pools(fleet: Fleet) -> list[tuple[Pool, str]]:
-    """The running pools, each with its GPU if no other has the same, else with its name."""
+    """The running pools and their labels: the names of their GPUs if all differ, else the pools' names."""
     gpus = Counter(pool.type.gpu.name for pool in fleet.running_pools)
     is_by_gpu = all(count == 1 for count in gpus.values())
     return [(pool, pool.type.gpu.name if is_by_gpu else pool.name) for pool in fleet.running_pools]
@@ -806,7 +815,7 @@ def basis_text(fleet: Fleet) -> str:
     for basis, text in BASIS_WORDS.items():
         names = [name for name, basis_of_pool in basis_by_pool.items() if basis_of_pool == basis]
         is_of_all = len(names) == len(basis_by_pool)
-        # Measured steps are mentioned only if all are: what was not measured is what a reader must know.
+        # "Measured" is said only if all pools are; else a reader must know which pools were not.
         if names and (basis != "measured" or is_of_all):
             pools = "" if is_of_all else f" of {list_text(names)}"
             parts.append(f"Step times{pools} {text}.")
@@ -821,7 +830,7 @@ BASIS_WORDS: dict[Basis, str] = {
 
 
 def measured_inputs_figure(bases: Sequence[Mapping[str, str]]) -> KeyFigure:
-    """How many of the inputs of all plans were measured, and which have which basis."""
+    """How many of the inputs of all plans were measured, and which inputs have which basis."""
     inputs = [item for basis_by_input in bases for item in basis_by_input.items()]
     measured = sum(kind == "measured" for _, kind in inputs)
     inputs_by_basis: dict[str, dict[str, None]] = {}
@@ -832,8 +841,8 @@ def measured_inputs_figure(bases: Sequence[Mapping[str, str]]) -> KeyFigure:
 
 
 def why_title(plan: Plan) -> str:
-    """What `why_nothing_cheaper` answers, by what was minimised; of throughput, which is maximised, why there
-    is no more.
+    """The question that `why_nothing_cheaper` answers: by what was minimised, or, for a plan that maximises
+    throughput, why not more.
     """
     if plan.throughput is not None:
         return "Why not more"
@@ -894,7 +903,7 @@ def why_nothing_cheaper(plan: Plan) -> list[str]:
 
 
 def _unmeasured_step_texts(plan: Plan) -> list[str]:
-    """How far off the scenarios' step times are, if nobody measured them on this fleet's GPUs; a sentence for
+    """How much the scenarios vary the step times if nobody measured them on this fleet's GPUs: a text for
     each spread that its pools have.
     """
     texts = []
@@ -910,24 +919,24 @@ def _unmeasured_step_texts(plan: Plan) -> list[str]:
 
 
 def _planned_workers(plan: Plan) -> tuple[Any, ...]:
-    """The workers of the answer for production, which is deployed; other answers are compared with them."""
+    """The workers of the answer for production, which is the one to deploy; empty if there is none."""
     return () if plan.production is None else plan.production.workers
 
 
 def _largest_smaller_fleet(plan: Plan, robustness: FleetRobustness) -> AtWorkers | None:
-    """The largest simulated fleet with fewer workers than the plan's; None if there is none, or if it too is
-    kept in enough scenarios.
+    """The largest simulated fleet with fewer workers than the plan's. None if there is no such fleet, or if
+    it keeps the SLO in enough scenarios.
     """
     smaller = [row for row in robustness.at_workers if row.workers < plan.fleet.workers]
     largest = max(smaller, key=lambda row: row.workers, default=None)
-    # Without scenarios the traffic as it is written is the only one.
+    # Without scenarios `kept` is 0 or 1, of one simulation, on the traffic as it is written.
     required = max(robustness.scenario_count, 1) - robustness.may_miss
     return largest if largest is not None and largest.kept < required else None
 
 
 def _counts_text(plan: Plan, worker_counts: tuple[int, ...]) -> str:
-    """The workers of each running pool if there are several, and whether the price is the same, because nodes
-    are paid whole: " (3 prefill + 2 decode), for the same price,".
+    """The workers of each running pool if there are several, and a note if the price is the plan's, as it may
+    be if nodes are paid whole: " (3 prefill + 2 decode), for the same price,".
     """
     labelled, roles = _labelled_pools(plan.fleet), Counter(pool.role for pool in plan.fleet.running_pools)
     parts = [
@@ -935,7 +944,9 @@ def _counts_text(plan: Plan, worker_counts: tuple[int, ...]) -> str:
         for count, (pool, label) in zip(worker_counts, labelled, strict=True)
     ]
     of_pools = f" ({' + '.join(parts)})" if len(parts) > 1 else ""
-    counts = iter(worker_counts)  # Counts of the running pools alone: a pool without workers has none.
+    counts = iter(
+        worker_counts
+    )  # These are of the running pools alone, so a pool without workers is skipped.
     pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)
     fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h
     is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < SAME_USD
@@ -944,7 +955,7 @@ def _counts_text(plan: Plan, worker_counts: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Breaks:
-    """A strain, loss or price: the share of it that the plan stands, and what happens beyond."""
+    """A strain, loss or price, the increase of it that the plan stands, and what happens beyond that."""
 
     label: str
     frac: float
@@ -953,7 +964,7 @@ class Breaks:
 
 
 def find_breaks(plan: Plan) -> list[Breaks]:
-    """What breaks the plan, the smallest increase first."""
+    """What makes the plan miss its SLO or cost more than another, sorted by the increase that it takes."""
     robustness = plan.certificate.robustness
     if robustness is None:
         return sorted((_break_by_strain(plan, each) for each in holds_of(plan)), key=lambda each: each.frac)
@@ -967,23 +978,23 @@ def find_breaks(plan: Plan) -> list[Breaks]:
 
 
 def _break_by_strain(plan: Plan, headroom: HeadroomFact) -> Breaks:
-    """The row of a strain: to how much more of it the plan holds, and what is missed beyond."""
-    still_holds = headroom.frac >= HEADROOM_MOST_FRAC  # No larger increase is simulated.
+    """The row of a strain: to how much more of it the plan holds, and what is missed beyond that."""
+    still_holds = headroom.frac >= HEADROOM_MOST_FRAC  # Larger increases are not simulated.
     text = "and still holds" if still_holds else f"then {_missed_text(plan, headroom.missed)}"
     label = STRAIN_CHANGES[headroom.strain]
     return Breaks(label, headroom.frac, f"{more_text(headroom.frac)}, {text}", "slo")
 
 
 def _worst_loss(losses: Sequence[WorkerLoss]) -> list[WorkerLoss]:
-    """The first pool that misses the SLO without a worker; else the one that loses the largest share."""
+    """The loss, as a list of at most one, with which the SLO is missed; else that of the smallest pool."""
     failing = [each for each in losses if not each.holds]
     return (failing or sorted(losses, key=lambda each: each.workers))[:1]
 
 
 def _break_by_loss(plan: Plan, lost: WorkerLoss) -> Breaks:
-    """The row of a lost worker. Where the plan holds without it, the bar is its share of a pool."""
+    """The row of a lost worker. If the plan holds without it, the bar is as long as its share of its pool."""
     label = f"loss of {_lost_worker_text(plan, lost)}"
     if lost.holds:
         return Breaks(label, 1 / lost.workers, "still holds", "loss")
-    # The plan stands no part of the loss: the row comes first and has no bar.
+    # With 0 the row comes first and has no bar.
     return Breaks(label, 0.0, _lost_text(plan, lost), "loss")

@@ -1,6 +1,6 @@
 """The charts of a plan's first screen (planner/reports/screen.py), drawn by Altair, each with its caption.
 
-Altair is imported inside the functions: it takes most of a second.
+Altair is imported inside the functions, because the import takes most of a second.
 """
 
 from collections.abc import Sequence
@@ -35,23 +35,23 @@ from planner.slo_metrics import METRICS
 from planner.units import show_digits, show_s
 
 POINTS = 120  # Points along a time axis.
-# Intervals of the chart of demand. Each has about REQUESTS_PER_BIN requests, so that its rate is not mere
-# chance; there are enough intervals to see how demand moves. Chosen by hand.
+# The chart of demand has about REQUESTS_PER_BIN requests per interval, because the rate of fewer would be
+# mostly chance. FEWEST_BINS and MOST_BINS bound the number of intervals. All three were chosen by hand.
 REQUESTS_PER_BIN, FEWEST_BINS, MOST_BINS = 20, 6, POINTS // 2
-# On the axis of shares: the top of the chart, and the height of the text, which stands above 1.
+# On the axis of shares, which end at 1: the top of the chart, and the height of the text above the curves.
 TOP_OF_SHARES, TEXT_HEIGHT = 1.16, 1.09
-# Names of the figures below, apart from `latency_figures`, whose names are those of the metrics.
+# The names of the charts below, except those of `latency_figures`, which have the names of metrics.
 NAMES = ("attainment", "demand", "kv", "waiting", "breaks")
 
 
 def screen_figures(plan: Plan) -> list[CaptionedChart]:
     """The charts in the order of the page; a chart without data is left out."""
-    values = [attainment(plan), demand(plan), kv_use(plan), waiting(plan), breaks_figure(plan)]
-    return [*(figure for figure in values if figure is not None), *latency_figures(plan)]
+    charts = [attainment(plan), demand(plan), kv_use(plan), waiting(plan), breaks_figure(plan)]
+    return [*(chart for chart in charts if chart is not None), *latency_figures(plan)]
 
 
 def attainment(plan: Plan) -> CaptionedChart | None:
-    """The share within each limit by the number of workers, with a band over the scenarios."""
+    """The share of values within each limit by the number of workers, with a band over the scenarios."""
     import altair as alt
 
     robustness = plan.certificate.robustness
@@ -95,7 +95,7 @@ def attainment(plan: Plan) -> CaptionedChart | None:
         .encode(y=alt.Y("y:Q"))
         for share in robustness.at_workers[0].shares
     ]
-    # Without scenarios the traffic as it is written is the only one.
+    # Without scenarios `kept` is 0 or 1, of one simulation, on the traffic as it is written.
     scenario_count = max(robustness.scenario_count, 1)
     kept_labels = text_layers(
         data_of_columns(
@@ -136,7 +136,7 @@ def _attainment_caption(rows: Sequence[AtWorkers], plan: Plan) -> str:
 
 
 def demand(plan: Plan) -> CaptionedChart:
-    """Requests that arrive over time, under the rate to which the plan holds."""
+    """The rate of arriving requests over time, below a line at the rate to which the plan holds."""
     import altair as alt
 
     trace = plan.trace
@@ -147,7 +147,7 @@ def demand(plan: Plan) -> CaptionedChart:
     rate = counts / np.diff(edges_s)
     headroom = screen.headroom_of(plan)
     holds_rps = None if headroom is None else trace.rate_rps * (1 + headroom.traffic_frac)
-    # Above the highest line there is room for its text.
+    # The chart ends above the highest line, to leave room for the line's text.
     top = 1.2 * max(float(rate.max()), holds_rps or 0.0)
     line = (
         alt.Chart(data_of_columns(x=edges_s / factor, y=np.append(rate, rate[-1])))
@@ -179,7 +179,7 @@ def demand(plan: Plan) -> CaptionedChart:
 
 
 def _level_line(y: float, text: str) -> list[Any]:
-    """The layers of a dashed level line with its text above it."""
+    """The layers of a horizontal dashed line with a text above it."""
     import altair as alt
 
     rule = alt.Chart(data_of_columns(y=[y])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
@@ -190,8 +190,7 @@ def _level_line(y: float, text: str) -> list[Any]:
 def kv_use(plan: Plan) -> CaptionedChart | None:
     """How full the KV cache of each pool is over time; None unless the simulation recorded all its steps."""
     simulation = plan.simulation
-    # A row of `runs` is several engine steps in succession. With `gaps` only parts of a long simulation were
-    # recorded, which would leave holes in the curve.
+    # With `gaps` only parts of a long simulation were recorded, so the curve would have holes.
     if not len(simulation.runs) or simulation.gaps is not None:
         return None
     at_s, unit, factor = _times_and_unit(plan)
@@ -208,7 +207,7 @@ def kv_use(plan: Plan) -> CaptionedChart | None:
 
 
 def waiting(plan: Plan) -> CaptionedChart:
-    """Over time: the requests in an engine's batch, and those that wait for a place in one."""
+    """The number of requests in batches over time, and the number of those that wait for a place in one."""
     at_s, unit, factor = _times_and_unit(plan)
     running, queued = running_and_queued(plan.simulation, at_s)
     series = {"running": (at_s / factor, running), "waiting": (at_s / factor, queued)}
@@ -217,16 +216,14 @@ def waiting(plan: Plan) -> CaptionedChart:
 
 
 def _times_and_unit(plan: Plan) -> tuple[Any, str, float]:
-    """Times [s] on the simulation's clock, the unit of their axis, and the seconds in that unit."""
+    """Evenly spaced times [s] of the simulation, the unit of a time axis, and the seconds in one unit."""
     start_s = float(plan.simulation.arrival_s[0])
     duration_s = max(plan.simulation.end_s - start_s, 1e-3)  # An axis needs some length.
     return start_s + np.linspace(0.0, duration_s, POINTS), *time_unit(duration_s)
 
 
 def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, number_format: str) -> Any:
-    """A step line for each name, through its points (x, y). With the format "%" the y axis goes
-    from 0 to 1.
-    """
+    """A step line for each name, through its points (x, y). With the format "%" the y axis ends at 1."""
     import altair as alt
 
     names = list(series)
@@ -247,17 +244,17 @@ def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, number_for
 
 
 def breaks_figure(plan: Plan) -> CaptionedChart | None:
-    """A bar for each thing that may grow: how much of it the plan stands."""
-    values = screen.find_breaks(plan)
+    """The chart of what breaks the plan first; None if nothing is known to break it."""
+    breaks = screen.find_breaks(plan)
     caption = (
         "What breaks it, the nearest first: to how much more of each the plan holds, one at a time, on the "
         "traffic as it is written."
     )
-    return CaptionedChart("breaks", breaks_chart(values), caption) if values else None
+    return CaptionedChart("breaks", breaks_chart(breaks), caption) if breaks else None
 
 
 def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
-    """A bar for each of `values`, with its text above it."""
+    """A bar for each row of `values`, as long as the increase that the plan stands, below its text."""
     import altair as alt
 
     rows = [
@@ -275,7 +272,7 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
         x=alt.X(
             "value:Q",
             axis=alt.Axis(title="more than planned", format="%", tickCount=6),
-            # `screen.find_breaks` gives shares of at most 1.
+            # No larger increase is simulated (HEADROOM_MOST_FRAC) or, of prices, searched for.
             scale=alt.Scale(domain=[0, 1.0], nice=False),
         ),
     )
@@ -295,26 +292,26 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
 
 
 def _price_text(each: screen.Breaks) -> str:
-    """How far a price may move, "+12 %, "; empty for other kinds of rows, whose own text says how far."""
+    """How far a price may rise, "+12 %, "; empty for other kinds of rows, whose own text says how far."""
     return f"{100 * each.frac:+.0f} %, " if each.kind == "price" else ""
 
 
 def latency_figures(plan: Plan) -> list[CaptionedChart]:
-    """The distribution of each metric of the SLO, against its limits; of each class by itself."""
-    values = []
+    """The distribution of each metric that the SLO limits, with the limits; a chart per class of requests."""
+    charts = []
     for metric in dict.fromkeys(limit.metric for limit in plan.slo.limits):
         for name, limits in limits_by_chart(plan.slo.limits, metric).items():
             shown = " and ".join(f"{screen.limit_label(limit)} ≤ {show_s(limit.limit_s)}" for limit in limits)
             text = f"; if {shown} is kept, the curve passes above the circle"
-            values.append(latency_figure(plan.simulation, metric, limits, text, name))
-    return [figure for figure in values if figure is not None]
+            charts.append(latency_figure(plan.simulation, metric, limits, text, name))
+    return [chart for chart in charts if chart is not None]
 
 
 def latency_figure(
     simulation: Simulation, metric: Metric, limits: Sequence[Limit], text: str, name: str
 ) -> CaptionedChart | None:
-    """The distribution of a latency, of the class of its limits if they have one, with `text` in its caption;
-    None for fewer than two different values.
+    """The distribution of a latency over the class of its limits, or over all requests if they have none.
+    `text` is a part of the caption. None for fewer than two different values.
     """
     curve = cumulative_curve(simulation, metric, limits)
     if len(curve.value_s) < 2:

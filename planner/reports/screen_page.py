@@ -1,4 +1,4 @@
-"""The first screen of an answer as HTML: the report begins with it, and the browser's pages show it."""
+"""The first screen of an answer as HTML, with which the report begins and which the app's pages show."""
 
 from collections.abc import Sequence
 from html import escape
@@ -8,7 +8,7 @@ from planner.reports.fact_sentences import capitalise_first
 from planner.reports.page import chart_html, figures_html, unbroken_html
 from planner.search.evidence.plan import Plan
 
-# The names of the parts of `FleetRobustness`, for the note on those that were left out.
+# The parts of `FleetRobustness` in words, for the note on those that were not simulated.
 PARTS_TEXT = {
     "workers": "SLO attainment by number of workers",
     "traffic": "more traffic in scenarios",
@@ -19,9 +19,9 @@ PARTS_TEXT = {
 
 
 def first_screen_html(plan: Plan) -> str:
-    """The first screen: verdict, figures, the answers as cards, charts. Styled by reports/parts.css.
+    """The first screen: verdict, figures, the answers as cards, charts. Its styles are in reports/parts.css.
 
-    Here and below, `unbroken_html` and `figures_html` escape what they are given.
+    Texts are escaped here or by `unbroken_html` and `figures_html`.
     """
     slo_note = f"<p class=note>{escape(words.slo_sentence(plan))}</p>"
     parts = [
@@ -35,7 +35,7 @@ def first_screen_html(plan: Plan) -> str:
 
 
 def verdict_heading(text: str, tag: str = "h1") -> str:
-    """The verdict as a heading of HTML."""
+    """The verdict as an HTML heading."""
     return f"<{tag} class=verdict>{unbroken_html(text)}</{tag}>"
 
 
@@ -50,7 +50,7 @@ def cards_html(values: Sequence[screen.Card]) -> str:
 
 
 def _card(card: screen.Card) -> str:
-    """One card: name, price, fleet, what is kept, what holds and what breaks it."""
+    """A card as HTML: its name and price, then a paragraph for each of its other texts."""
     lines = [card.fleet, card.kept, card.holds, card.breaks]
     text = "".join(f"<p>{unbroken_html(capitalise_first(line))}.</p>" for line in lines if line)
     month = f" <span>{escape(card.month)}</span>" if card.month else ""
@@ -62,12 +62,12 @@ def _card(card: screen.Card) -> str:
 
 
 def charts_section(plan: Plan) -> str:
-    """The charts in the order in which they are read, and what there was no time for."""
+    """The charts of the first screen, and a note on what was not simulated."""
     drawn = "".join(chart_html(figure) for figure in screen_charts.screen_figures(plan))
     robustness = plan.certificate.robustness
     if robustness is None:
-        # The part of the certificate is missing in plans on paper, which are not to be deployed, and in plans
-        # that an older version made.
+        # Robustness is not simulated for a plan that is not for production. A plan of an older version lacks
+        # it too; then planning again helps.
         remedy = "" if screen.not_for_production(plan) else ": plan again"
         text = f"What fewer workers and more traffic would do was not simulated with this plan{remedy}."
     elif robustness.left_out:

@@ -1,5 +1,5 @@
-"""Renders a plan for several LLMs: plan.yaml, certificate.json and report.html of all LLMs together, and for
-each LLM a folder with the files of a plan for one LLM, so that every command works on it.
+"""Renders a plan for several LLMs: plan.yaml, certificate.json and report.html of all LLMs together, and a
+folder per LLM with the files of a plan for one LLM, so that every command can read it.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from planner.search.several.shared_plan import SharedPlan
 from planner.units import count_text, in_unit, show_amount, show_share
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
-# The note below the three answers.
+# The note below the table of the three answers.
 OF_EACH_SLO = (
     "Each LLM keeps its own SLO in the share of its scenarios that it asks for. They are drawn for each by "
     "itself, so all together are not tested. With a loss: each LLM in turn, beside the others' fleets."
@@ -47,9 +47,7 @@ def render(
 
 
 def outdated(plan: SharedPlan) -> list[str]:
-    """Patterns of files that an earlier run may have left in the folder, whether it planned one LLM or
-    several.
-    """
+    """Patterns of the files that an earlier run may have left in the folder, for one LLM or for several."""
     folders = ("", *(f"{name}/" for name in plan.plans))
     patterns = [folder + glob for folder in folders for glob in output.OUTDATED]
     return [*patterns, "requests.csv", "manifests/README.md"]
@@ -116,7 +114,7 @@ def _answers(plan: SharedPlan) -> list[Document]:
 
 
 def _limits_document(plan: SharedPlan) -> Document:
-    """How much there is of each shared limit, and how much the plan uses."""
+    """The amount of each shared limit, and how much of it the plan uses."""
     return {each.limit.name: {"amount": each.amount, "used": each.used} for each in plan.limits}
 
 
@@ -184,11 +182,11 @@ def _certificate(plan: SharedPlan) -> Document:
 
 
 def proof_lines(plan: SharedPlan) -> list[str]:
-    """Sentences on the value of the fleets, how far it is proved, and the lower bound."""
+    """Sentences on the value of the fleets, on what is proved about it, and on the lower bound."""
     value, level0_bound, bound = (
         in_unit(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
     )
-    if plan.level0 is None:  # Not computed, because the plan's fleets, of several types, have a lower value.
+    if plan.level0 is None:  # Not computed, because the plan has pools of several types and a lower value.
         level0 = f"no fleets have less than {level0_bound}; those of the plan, of several types, do"
     else:
         level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "
@@ -214,8 +212,8 @@ def answer_sentence(plan: SharedPlan) -> str:
 
 
 def fleet_rows(plan: SharedPlan) -> Rows:
-    """A row per LLM: its fleet, GPUs, the value of the fleet, the value if the LLM had the limits for itself,
-    and the verdict. With safety also the value on paper, and in how many scenarios the SLO is kept.
+    """A row per LLM: its fleet, its GPUs, the value of the fleet, the value if the limits were for this LLM
+    alone, and the verdict. With safety also the value on paper, and in how many scenarios the SLO is kept.
     """
     has_scenarios = bool(plan.in_production)
     head: tuple[str, ...] = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}")
@@ -258,7 +256,7 @@ def answer_rows(plan: SharedPlan) -> Rows:
         )
         rows += [(name, *row) for row in values]
     paper_value = next((total.value for total in plan.answers if total.name == "on-paper"), None)
-    totals = plan.answers if len(plan.plans) > 1 else ()  # Of one LLM the total is its own answer.
+    totals = plan.answers if len(plan.plans) > 1 else ()  # With one LLM they would repeat its answers.
     for total in totals:
         lacks = (
             f"no fleet of {list_text(total.lacks)} beside the others within the limits" if total.lacks else ""
@@ -269,16 +267,15 @@ def answer_rows(plan: SharedPlan) -> Rows:
         against_paper = ""
         if total.value is not None and paper_value is not None and total.name != "on-paper":
             against_paper = relative_cost_text(total.value, paper_value)
-        # Scenarios and headroom are those of single LLMs, so their columns stay empty.
+        # The last columns, on scenarios and headroom, are empty, because these are known for single LLMs
+        # only.
         label = answer_sentences.LABELS[total.name]
         rows.append(("all", label, lacks, *money, against_paper, "", "", ""))
     return ("LLM", *head), rows
 
 
 def limit_rows(plan: SharedPlan) -> Rows:
-    """A row per shared limit: its name, how much of it is used and how much there is, both with
-    their unit.
-    """
+    """A row per shared limit: its name, how much of it is used, and the amount, both with the unit."""
     return ("Limit", "Used", "Of"), [
         (
             each.limit.name,
@@ -289,8 +286,8 @@ def limit_rows(plan: SharedPlan) -> Rows:
 
 
 def binding_lines(plan: SharedPlan) -> list[str]:
-    """Which shared limits bind, and which LLM pays more for them. The facts are about fleets on paper, and
-    say so where production was asked for.
+    """Which shared limits bind, and which LLM pays more for them. These facts are about fleets on paper, and
+    each line says so if fleets for production were asked for.
     """
     asks_production = bool(plan.in_production) or any(map(screen.not_for_production, plan.plans.values()))
     where = "on paper: " if asks_production else ""
@@ -298,7 +295,7 @@ def binding_lines(plan: SharedPlan) -> list[str]:
 
 
 def node_rows(plan: SharedPlan) -> Rows:
-    """A row per node: the GPUs in use, and its workers; empty if the plan places no workers."""
+    """A row per node: its GPUs in use, and its workers; no rows if the plan places no workers."""
     nodes = plan.placement.rows() if plan.placement else []
     return ("Node", "GPUs used", "Workers"), [
         (str(row["node"]), str(row["GPUs used"]), str(row["workers"])) for row in nodes
@@ -306,9 +303,7 @@ def node_rows(plan: SharedPlan) -> Rows:
 
 
 def render_report(plan: SharedPlan) -> str:
-    """The page report.html, with links to the reports of the LLMs. `numeric` are the numbers of the columns
-    of a table that are aligned right.
-    """
+    """The page report.html, with links to the reports of the LLMs."""
     links = "".join(
         f'<li><a href="{name}/report.html">{name}</a>: {escape(slo_sentence(llm_plan))}</li>'
         for name, llm_plan in plan.plans.items()

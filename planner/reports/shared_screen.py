@@ -20,7 +20,7 @@ from planner.units import count_text, in_unit, show_w
 
 
 def verdict_text(plan: SharedPlan) -> str:
-    """What to buy for whom, what it costs, how far it holds and how sure that is."""
+    """What to buy for which LLMs, what it costs, how much more it holds to and how sure that is."""
     doubts = [screen.not_for_production(llm_plan) for llm_plan in plan.plans.values()]
     doubt = next((text for text in doubts if text), "")  # One warning is enough for the whole fleet.
     sentences = [
@@ -28,7 +28,7 @@ def verdict_text(plan: SharedPlan) -> str:
     ]
     if missed := [name for name, llm_plan in plan.plans.items() if not llm_plan.verdict.holds]:
         sentences.append(f"In its simulation {list_text(missed)} does NOT keep its SLO.")
-    # The remedy is the same for all LLMs, so it is said once, below.
+    # The remedy is the same for all LLMs, so it is given once, after their texts.
     targets = {name: screen.targets_text(llm_plan, remedy="") for name, llm_plan in plan.plans.items()}
     sentences += [_of_llm(name, text) for name, text in targets.items() if text]
     if any(screen.misses_targets(llm_plan) for llm_plan in plan.plans.values()):
@@ -39,16 +39,16 @@ def verdict_text(plan: SharedPlan) -> str:
 
 
 def _of_llm(name: str, sentence: str) -> str:
-    """The sentence after the name of its LLM, with a small first letter unless its first word is all capitals
-    ("NOT", "TTFT").
+    """The name of an LLM, then the sentence, which begins with a small letter unless its first word is all
+    capitals ("NOT", "TTFT").
     """
     first_word = sentence.partition(" ")[0]
     return f"{name}: {sentence if first_word.isupper() else sentence[0].lower() + sentence[1:]}"
 
 
 def _confidence_text(plan: SharedPlan) -> str | None:
-    """How much more traffic and step time every LLM stands, and in how many scenarios each keeps its SLO;
-    None if neither is known.
+    """How much more traffic and step time the fleet of every LLM stands, and in how many scenarios each LLM
+    keeps its SLO; None if neither is known.
     """
     headrooms = [screen.headroom_of(llm_plan) for llm_plan in plan.plans.values()]
     clauses = []
@@ -71,7 +71,7 @@ def _confidence_text(plan: SharedPlan) -> str | None:
 
 
 def _basis_text(plan: SharedPlan) -> str:
-    """What step times rest on: one text if it is the same for all LLMs, else a text for each."""
+    """Whether step times were measured: one text if it is the same for all LLMs, else a text for each."""
     texts_by_llm = {
         name: " ".join(filter(None, (screen.basis_text(llm_plan.fleet), screen.won_text(llm_plan))))
         for name, llm_plan in plan.plans.items()
@@ -97,7 +97,7 @@ def key_figures(plan: SharedPlan) -> list[KeyFigure]:
 
 
 def _breaks_first(plan: SharedPlan) -> KeyFigure:
-    """What breaks first, for the LLM that breaks with the smallest increase."""
+    """What breaks first, of the LLM whose fleet stands the smallest increase."""
     name, llm_plan = min(plan.plans.items(), key=lambda item: _smallest_breaking_share(item[1]))
     first = screen.breaks_first(llm_plan)
     unknown = [llm for llm, each in plan.plans.items() if llm != name and not screen.holds_of(each)]
@@ -115,15 +115,15 @@ def _smallest_breaking_share(plan: Plan) -> float:
 
 def _more_traffic(plan: SharedPlan) -> KeyFigure:
     """Whether every LLM's fleet carries MORE_FRAC (planner/documents/robustness_facts.py) more of its
-    traffic, as its own plan has simulated.
+    traffic, according to the simulations of its own plan.
     """
     more_traffic_by_llm = {
         llm: None if llm_plan.certificate.robustness is None else llm_plan.certificate.robustness.more_traffic
         for llm, llm_plan in plan.plans.items()
     }
     growths = {growth_frac_of(llm_plan) for llm_plan in plan.plans.values()}
-    # The row names the increase over the traffic as written, which depends on `safety: growth`. LLMs of
-    # unlike growth have none in common; then it names the increase of traffic without growth, MORE_FRAC.
+    # The row is named by the increase over the traffic as written, which depends on `safety: growth`. If that
+    # is not the same for all LLMs, it is named by the increase without growth, MORE_FRAC.
     row = more_traffic_name(growths.pop() if len(growths) == 1 else 0.0)
     whose = "each" if len(more_traffic_by_llm) > 1 else "it"
     by_plan = f"a plan with that much `safety: growth` for {whose} says what it costs"
@@ -137,15 +137,15 @@ def _more_traffic(plan: SharedPlan) -> KeyFigure:
         )
     objective = next(iter(plan.plans.values())).certificate.objective  # All LLMs have the same.
     are_tested = all(each is not None and each.scenario_count for each in more_traffic_by_llm.values())
-    # Without scenarios nothing is said of the cost, as on the screen of one LLM.
+    # Without scenarios the cost is not mentioned, as on the screen of one LLM.
     return KeyFigure(
         row, screen.NOTHING_EXTRA[objective] if are_tested else "carried", "these fleets carry it"
     )
 
 
 def answer_cards(plan: SharedPlan) -> list[Card]:
-    """A card per answer, summed over all LLMs. If some LLM has no `safety`, there are no answers
-    (`SharedPlan.answers`), and the one card is of the plan.
+    """A card per answer, summed over all LLMs. If an LLM has no `safety`, there are no answers
+    (`SharedPlan.answers`), and the only card is of the plan.
     """
     paid = plan.bill
     if plan.answers:
@@ -164,7 +164,7 @@ def answer_cards(plan: SharedPlan) -> list[Card]:
 
 
 def _help_text(plan: SharedPlan) -> str:
-    """What would help where no fleets for production fit together, after the sentence that there are none."""
+    """What would help if no fleets for production fit together; it follows the sentence that says so."""
     warnings = [each for llm_plan in plan.plans.values() for each in llm_plan.warnings]
     helps = (each.relaxation for each in warnings if isinstance(each, NoneTogether) and each.relaxation)
     relaxation = next(helps, "")  # All LLMs have the same warning.
@@ -187,7 +187,7 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
         for llm, each in answers.items()
         if each and each.kept_in is not None
     ]
-    # The price of production is the plan's bill, which the verdict and the other cards show too.
+    # For production the price is the plan's bill, so that it is the one in the verdict.
     answer_usd_per_h = planned_usd_per_h if is_plan else total.paid_usd_per_h
     difference = "the plan" if is_plan else screen.against_text(answer_usd_per_h, planned_usd_per_h)
     if total.name == "with-a-loss":
@@ -204,7 +204,7 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
 
 
 def llm_cards(plan: SharedPlan) -> list[Card]:
-    """A card per LLM: what it gets, and what it would get with all of the fleet for itself."""
+    """A card per LLM: its fleet, and what its fleet would cost if the limits were for this LLM alone."""
     cards = []
     by_gpu = " by the GPU" if plan.unit == "USD/h" else ""  # The LLMs may share nodes that are paid whole.
     for name, llm_plan in plan.plans.items():
@@ -226,7 +226,9 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
 
 
 def find_breaks(plan: SharedPlan) -> list[Breaks]:
-    """What breaks any LLM's plan, the nearest first; without prices, which concern one fleet alone."""
+    """What breaks any LLM's plan, sorted by the increase that it takes; without prices, because each of those
+    is compared for a single LLM.
+    """
     breaks = [
         Breaks(f"{name}, {each.label}", each.frac, each.text, each.kind)
         for name, llm_plan in plan.plans.items()
@@ -237,12 +239,12 @@ def find_breaks(plan: SharedPlan) -> list[Breaks]:
 
 
 def screen_figures(plan: SharedPlan) -> list[CaptionedChart]:
-    """The charts: what each LLM gets, and what breaks each plan."""
+    """The charts: what each LLM's fleet costs, and what breaks each plan."""
     return [figure for figure in (_fleets_figure(plan), _breaks_figure(plan)) if figure is not None]
 
 
 def _fleets_figure(plan: SharedPlan) -> CaptionedChart:
-    """Bars: what each LLM gets, and what it would get with all of the fleet for itself."""
+    """Bars: the value of each LLM's fleet, on paper too, and the value if the limits were for it alone."""
     bars = []
     for name, llm_plan in plan.plans.items():
         bars.append(charts.Bar(name, llm_plan.value, is_plan=True))
@@ -264,7 +266,7 @@ def _breaks_figure(plan: SharedPlan) -> CaptionedChart | None:
 
 
 def screen_parts_html(plan: SharedPlan, tag: str = "h1") -> str:
-    """Verdict, figures at a glance and cards as HTML."""
+    """The verdict, the key figures and the cards as HTML."""
     parts = [
         verdict_heading(verdict_text(plan), tag),
         key_figures_html(key_figures(plan)),
@@ -281,7 +283,7 @@ def first_screen_html(plan: SharedPlan) -> str:
 
 
 def _left_out(plan: SharedPlan) -> str:
-    """A note for each reason why simulations around a plan were left out, with the LLMs concerned."""
+    """A note per reason for which simulations of robustness were left out, with the LLMs that lack them."""
     robustness_of = {name: each.certificate.robustness for name, each in plan.plans.items()}
     notes = []
     for is_out_of_time, why in (

@@ -1,4 +1,4 @@
-"""Simulates a fleet on given requests to the end, judges it by an SLO, and sums the results up."""
+"""Simulates a fleet on given requests to the end, judges it by an SLO, and summarises the results."""
 
 from dataclasses import asdict, dataclass, replace
 
@@ -21,7 +21,7 @@ class SimulatedOutcome:
     uses: tuple[PoolUse, ...]
 
     def summary(self) -> output.Document:
-        """The output of `plan simulate --json`: plain values; the time of what never happened is null."""
+        """The output of `plan simulate --json`: plain values, with null for times of what never happened."""
         power = output.power_document(self.power)
         values = output.simulation_summary(self.simulation, self.verdict)
         return values | {"power": power, "pools": [output.plain_value(asdict(use)) for use in self.uses]}
@@ -36,11 +36,11 @@ def simulate_recorded(
     closed_loop: int = 0,
     record_parts: bool = False,
 ) -> SimulatedOutcome:
-    """Simulate `requests` on `fleet` with every step recorded; `record_parts` also keeps which prompts a step
-    computes and which requests are preempted. With `closed_loop` that many requests are in flight, whenever
-    they arrive.
+    """Simulate `requests` on `fleet` and record every engine step.
 
-    `seed` is added to the seed of the fleet's policies, so that runs with other seeds route differently.
+    With `record_parts` the prompts that each step computes and the preempted requests are recorded too. A
+    positive `closed_loop` keeps that many requests in flight, whatever their arrival times. `seed` is added
+    to the seed of the fleet's policies, so that runs with other seeds route differently.
     """
     fleet = replace(fleet, policies=replace(fleet.policies, seed=fleet.policies.seed + seed))
     limits = slo.limits if slo is not None else ()

@@ -36,7 +36,7 @@ from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import LineVerdict
 from planner.units import HOURS_PER_MONTH, count_text, in_unit, show_beside, show_s, show_share, show_span
 
-# Facts that are about the best fleet on paper even where the plan is for production.
+# Facts that are about the best fleet on paper even if the plan is for production.
 OF_PAPER = LimitBinds | CapacityBinds | UsedUp | CachesSave | PinnedReplicas
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
@@ -49,7 +49,7 @@ TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 ye
 
 
 def answer_sentence(plan: Plan) -> str:
-    """The fleet and its price in one sentence, and the rate it carries if that was maximised."""
+    """The fleet and its price in one sentence, with the rate that it carries if that was maximised."""
     carried = f"{plan.throughput.rate_rps:g} requests/s on " if plan.throughput else ""
     return f"{carried}{describe_fleet(plan.fleet)}: {price_text(plan.bill)}."
 
@@ -62,8 +62,8 @@ def price_text(bill: Bill) -> str:
 
 
 def commitment_rows(plan: Plan) -> Rows:
-    """The bill of the same fleet with each term of payment (TERMS), and which share of the hours the fleet
-    must be needed for the term to cost less than GPUs on demand.
+    """The fleet's price under each term of payment (TERMS), and the share of hours above which the fleet must
+    be needed so that the term costs less than GPUs on demand.
     """
     rows: list[tuple[str, ...]] = []
     for each in plan.certificate.commitments:
@@ -120,7 +120,7 @@ def guarantee_text(guarantee: ServiceGuarantee) -> str:
 
 
 def option_flags(**requested: bool | None) -> list[str]:
-    """Options of a command line without a value: `explain=True` gives "--explain"; None and False nothing."""
+    """The requested flags of a command line: `explain=True` gives "--explain"; None and False give none."""
     return [f"--{name.replace('_', '-')}" for name, is_set in requested.items() if is_set]
 
 
@@ -133,8 +133,8 @@ def command_line(
     time_limit_s: float,
     flags: Sequence[str] = (),
 ) -> str:
-    """The command that makes the same plan from these files. Their names stand without folders, because the
-    command is written into the report and folders may be private.
+    """The command that makes the same plan from these files. It names the files without their folders,
+    because it is written into the report and folders may be private.
     """
     words = ["plan", *(["--slo", slo.name] if slo else []), *(["--trace", trace.name] if trace else [])]
     words += ["-o", "out/", "--seed", str(seed), "--time-limit", f"{time_limit_s:g}", *flags]
@@ -163,10 +163,10 @@ def limit_text(limit: Limit) -> str:
 
 
 def level0_proof(*, is_exact: bool, is_exhausted: bool) -> str:
-    """How far it is proved that the best fleet with one worker type per pool was found.
+    """The words for what is proved about the best fleet found with one worker type per pool.
 
-    It is "exact" only if every cheaper fleet was simulated or is ruled out by a valid bound. "Found by
-    search" says that the search ended and left some fleets out by an assumption.
+    "Exact": every cheaper fleet was simulated or is ruled out by a valid bound. "Found by search": the search
+    ended, but left out some fleets by an assumption.
     """
     if is_exact:
         return "exact"
@@ -174,7 +174,7 @@ def level0_proof(*, is_exact: bool, is_exhausted: bool) -> str:
 
 
 def policies_line(fleet: Fleet) -> str:
-    """The policies of the fleet, and what its power caps mean."""
+    """The policies of the fleet, and the commands that set its power caps."""
     policies, network = fleet.policies, fleet.network
     batching, routing = BATCHING[policies.batching], ROUTING[policies.routing]
     text = (
@@ -209,7 +209,7 @@ def rejected_text(simulation: Simulation, fleet: Fleet) -> str:
 
 
 def measured_line(plan: Plan) -> str:
-    """What the verdict rests on: the backlog test, rejected requests, and the measured window."""
+    """The result of the backlog test, the number of rejected requests, and the measured window."""
     verdict = plan.verdict
     backlog = capitalise_first(backlog_text(verdict.patient_frac, verdict.patience_s)) + "."
     rejected = (
@@ -235,7 +235,7 @@ def excluded_text(cheaper: int | None, simulated: int, less: str = "cheaper") ->
     """How many of the `cheaper` fleets of level 0 were simulated. `cheaper` counts those with enough workers
     for the work, and is None if there are infinitely many. `less` is the adjective in the text.
     """
-    # More are simulated than counted where the search also tried fleets that are too small for the work.
+    # More were simulated than counted if the search also tried fleets that are too small for the work.
     if cheaper is None or simulated > cheaper:
         return f"{simulated:,} {less} ones were simulated and fail"
     if cheaper == 0:
@@ -247,7 +247,7 @@ def excluded_text(cheaper: int | None, simulated: int, less: str = "cheaper") ->
 
 
 def too_small_text(certificate: Certificate) -> str:
-    """Which worker types were left out because the longest request does not fit into their KV memory."""
+    """The worker types that were left out because the longest request does not fit into their KV memory."""
     too_small = [each.label for each in certificate.refuted if isinstance(each.because, RequestTooLong)]
     if not too_small:
         return ""
@@ -257,7 +257,7 @@ def too_small_text(certificate: Certificate) -> str:
 
 
 def value_and_limit(line: LineVerdict) -> tuple[str, str]:
-    """A line's simulated percentile, NaN if the simulation kept no records of this metric, and its limit."""
+    """A line's simulated percentile, or a word for why there is none, and its limit."""
     value, limit = show_beside(line.value_s, line.limit.limit_s)
     if not line.judged:
         return "not judged", limit
@@ -265,7 +265,7 @@ def value_and_limit(line: LineVerdict) -> tuple[str, str]:
 
 
 def level0_line(certificate: Certificate) -> str:
-    """The value of the best fleet with one worker type per pool, and how far this is proved."""
+    """The value of the best fleet found with one worker type per pool, and what is proved about it."""
     ruled_out = cheaper_text(certificate) + too_small_text(certificate)
     if not math.isfinite(certificate.level0):
         return f"none was found; {ruled_out}"
@@ -273,7 +273,7 @@ def level0_line(certificate: Certificate) -> str:
     if certificate.level0_exact:
         return f"{best}, exactly: {ruled_out}"
     if certificate.level0_exhausted:
-        # Where all fleets of the plan's policies were simulated, those of other policies were not.
+        # If all fleets under the plan's policies were simulated, those left out have other policies.
         all_simulated = certificate.cheaper == certificate.cheaper_simulated
         others = "fleets under other policies" if all_simulated else "the others"
         return f"{best}, found by search: {ruled_out}; {others} were left out by what is assumed"
@@ -281,7 +281,7 @@ def level0_line(certificate: Certificate) -> str:
 
 
 def throughput_line(values: Throughput) -> str:
-    """The most traffic that was found to be carried: on paper, and with safety in production as well."""
+    """The highest rate at which a fleet was found: on paper, and with safety in production as well."""
     assumed = "that more traffic is never easier to carry is assumed"
     if values.on_paper_rps is None:
         none_found = "the search over one worker type per pool found none"
@@ -296,18 +296,17 @@ def throughput_line(values: Throughput) -> str:
 
 
 def _rates_text(rate_rps: float, refuted_rps: float | None, none_found: str) -> str:
-    """A rate that is carried, and the lowest one at which no fleet was found, as `none_found` says."""
+    """A rate that a fleet carries, and the lowest one at which none was found (the text `none_found`)."""
     if refuted_rps is None:
         return f"{rate_rps:g} requests/s, time ran out before a higher rate was refuted"
     return f"{rate_rps:g} requests/s, at {refuted_rps:g} {none_found}"
 
 
 def proof_lines(plan: Plan) -> list[str]:
-    """The plan's value, what was proved over which fleets, and by how many simulations."""
+    """The plan's value, what was proved over which fleets, and how many simulations were run."""
     certificate = plan.certificate
     value, bound = (in_unit(each, certificate.unit) for each in (certificate.value, certificate.bound))
-    # The fleet that the proof is about.
-    proved = "the fleet on paper" if certificate.answers else "the plan"
+    subject = "the fleet on paper" if certificate.answers else "the plan"
     lines = [
         f"Status: {plan.status}. On paper: {value}.",
         f"Fleets with one worker type per pool: {level0_line(certificate)}.",
@@ -323,12 +322,12 @@ def proof_lines(plan: Plan) -> list[str]:
         lines.append(f"{throughput_line(plan.throughput)} All else is about the cheapest fleet at this rate.")
     if certificate.level0_gap_frac > 0:
         lines.append(
-            f"{proved.capitalize()} saves {show_share(certificate.level0_gap_frac)} against the best of "
+            f"{subject.capitalize()} saves {show_share(certificate.level0_gap_frac)} against the best of "
             "one type per pool."
         )
     lines += [
         f"Lower bound over all fleets of these worker types, under any policy: {bound}, a gap of "
-        f"{show_share(certificate.gap_frac)} to {proved}; the assumptions say what it takes for granted.",
+        f"{show_share(certificate.gap_frac)} to {subject}; the assumptions say what it takes for granted.",
         f"{'On paper, scenarios not counted: ' if certificate.answers else ''}"
         f"{count_text(certificate.simulations, 'simulation')}, {count_text(certificate.cuts, 'cut')}, "
         f"seed {certificate.seed}.",
@@ -348,7 +347,7 @@ def unpriced_text(alternative: Alternative, unit: str) -> str:
 
 
 def binding_lines(plan: Plan) -> list[str]:
-    """What binds, a line each; of a plan for production it says which lines are of the fleet on paper."""
+    """A line for each thing that binds; in a plan for production, marked if it is of the fleet on paper."""
     certificate = plan.certificate
     return [
         ("on paper: " if certificate.answers and isinstance(fact, OF_PAPER) else "") + fact_sentence(fact)
@@ -357,8 +356,8 @@ def binding_lines(plan: Plan) -> list[str]:
 
 
 def alternative_notes(alternative: Alternative, plan: Plan) -> list[str]:
-    """The notes on an alternative. If it has the plan's own workers, the first note says that other settings
-    of their engines tell it apart, because no table of fleets shows settings.
+    """The notes on an alternative. If its workers are the plan's and only their engine settings differ, the
+    first note says so, because tables of fleets do not show settings.
     """
     fleet = alternative.fleet
     is_alike = (
@@ -369,8 +368,8 @@ def alternative_notes(alternative: Alternative, plan: Plan) -> list[str]:
 
 
 def alternative_note(alternative: Alternative, plan: Plan) -> str:
-    """How far an alternative lies from the plan's value, and the notes on it. A fleet on paper is compared
-    with the fleet on paper; this is said where the plan has another value.
+    """How much more than the plan an alternative costs, and the notes on it. An alternative on paper is
+    compared with the fleet on paper; the note says so if the plan has another value.
     """
     difference = []
     if alternative.fleet is not None:
@@ -389,8 +388,8 @@ def list_text(parts: Sequence[str]) -> str:
 
 
 def sold_singly_text(gpus: Iterable[str], *, is_of_fleet_file: bool = False) -> str:
-    """The keys of slo.yaml, or of a fleet's file, for GPUs that the catalog sells by the node and the user
-    rents singly.
+    """What to write into slo.yaml, or into a fleet's file, if a user rents GPUs singly that the catalog sells
+    by the node.
     """
     sold_as = f"sold_as: {{{', '.join(f'{gpu}: gpu' for gpu in dict.fromkeys(map(row_of, gpus)))}}}"
     where = f"{sold_as} into the fleet's file" if is_of_fleet_file else f"fleet: {{{sold_as}}}"
@@ -398,7 +397,7 @@ def sold_singly_text(gpus: Iterable[str], *, is_of_fleet_file: bool = False) -> 
 
 
 def idle_gpus_text(bill: Bill, *, is_of_fleet_file: bool = False) -> str:
-    """How many GPUs of whole nodes are paid and idle, and what to write if they need not be; or nothing."""
+    """How many GPUs of whole nodes are paid and idle, and what to write to avoid it; empty if none are."""
     if not bill.idle_gpus:
         return ""
     gpus = [each.gpu for each in bill.nodes if each.idle_gpus]
@@ -407,7 +406,7 @@ def idle_gpus_text(bill: Bill, *, is_of_fleet_file: bool = False) -> str:
 
 
 def spot_caveat(fleet: Fleet) -> str:
-    """What simulations of one fleet leave out of its spot workers, where it has some; else empty."""
+    """The note that a simulation of one fleet interrupts no spot worker; empty if the fleet has none."""
     if not any(market_of(pool.type.gpu.name) == SPOT for pool in fleet.running_pools):
         return ""
     return "spot workers are all up here; a plan keeps its SLO without those that may be down"
