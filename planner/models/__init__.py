@@ -1,1 +1,1 @@
-"""Fitted and derived models of an engine: step latency, memory. One quantity per file."""
+"""What an engine does, fitted or derived: the time of a step, the memory, and more; a file for each."""

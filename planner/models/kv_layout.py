@@ -208,15 +208,15 @@ def _compressed_layout(llm: Llm) -> KvLayout:
             window = (WINDOW_PAGE_TOKENS, attention.window_tokens)
             kinds[window] += round(group.count * WINDOW_PAGE_TOKENS * attention.vector_bytes)
             if attention.ratio:
-                in_page = WAITING_PAGE_TOKENS[attention.ratio]
-                waiting = (in_page, attention.overlap_factor * attention.ratio)
-                kinds[waiting] += round(group.count * in_page * attention.waiting_bytes)
+                page_tokens = WAITING_PAGE_TOKENS[attention.ratio]
+                waiting = (page_tokens, attention.overlap_factor * attention.ratio)
+                kinds[waiting] += round(group.count * page_tokens * attention.waiting_bytes)
     constant_pages, pages_per_token, findable_pages = 0, 0.0, 0
-    for (in_page, kept_tokens), kind_bytes in kinds.items():
+    for (page_tokens, kept_tokens), kind_bytes in kinds.items():
         groups = math.ceil(kind_bytes / page_bytes)  # Groups are padded to pages.
-        constant_pages += groups * (math.ceil((kept_tokens - 1) / in_page) + 1)
-        pages_per_token += groups / in_page
-        findable_pages += groups * math.ceil(kept_tokens / in_page)
+        constant_pages += groups * (math.ceil((kept_tokens - 1) / page_tokens) + 1)
+        pages_per_token += groups / page_tokens
+        findable_pages += groups * math.ceil(kept_tokens / page_tokens)
     page_blocks = COMPRESSED_PAGE_TOKENS // KV_BLOCK_TOKENS
     passing_blocks = pages_per_token * page_blocks
     beside = KvBeside(

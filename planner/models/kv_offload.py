@@ -106,5 +106,4 @@ def is_common(llm: Llm, degrees: Iterable[int]) -> bool:
 
 
 def _token_bytes(llm: Llm, tp: int) -> float:
-    """Bytes of a KV token on one GPU."""
     return kv_layout(llm, tp).block_bytes / KV_BLOCK_TOKENS

@@ -148,7 +148,6 @@ class LatentAttention:
         return float(to_latent + self._index_parameters(hidden))
 
     def _index_parameters(self, hidden: int) -> int:
-        """Parameters of the index in a layer; 0 without one."""
         if not self.index_heads:
             return 0
         queries = self.index_heads * self.index_dim * (self.q_rank or hidden)

@@ -173,25 +173,25 @@ def lora_slots(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> 
     # `loaded_values` those that an ordinary adapter fills, `token_values` a token's inputs and outputs.
     slot_values = read_values = expert_values = loaded_values = token_values = 0.0
     kernel_pairs = token_flops = visited_frac = 0.0
-    for each in _modules_of(llm, tp, ep):
-        if not lora.has_module(each.name):
+    for module in _modules_of(llm, tp, ep):
+        if not lora.has_module(module.name):
             continue
-        values = each.count * (each.a_values + each.b_values)
+        values = module.count * (module.a_values + module.b_values)
         slot_values += values
-        kernel_pairs += each.kernel_pairs
-        if each.name == "experts":
+        kernel_pairs += module.kernel_pairs
+        if module.name == "experts":
             expert_values += values
-            visited_frac = each.visited_frac
-        elif each.name != "embed_tokens":  # A token reads only its own row of the embeddings.
+            visited_frac = module.visited_frac
+        elif module.name != "embed_tokens":  # A token reads only its own row of the embeddings.
             read_values += values
-        if each.name not in RARE:  # An ordinary adapter has these modules.
+        if module.name not in RARE:  # An ordinary adapter has these modules.
             loaded_values += values
-            token_flops += 2 * lora.max_rank * values * each.visited_frac
-            token_values += each.count * (each.a_values + 2 * each.b_values) * each.visited_frac
+            token_flops += 2 * lora.max_rank * values * module.visited_frac
+            token_values += module.count * (module.a_values + 2 * module.b_values) * module.visited_frac
     file_values = sum(  # A file has the whole matrices, as on one GPU.
-        each.count * (each.a_values + each.b_values)
-        for each in _modules_of(llm, 1, False)
-        if lora.has_module(each.name) and each.name not in RARE
+        module.count * (module.a_values + module.b_values)
+        for module in _modules_of(llm, 1, False)
+        if lora.has_module(module.name) and module.name not in RARE
     )
     cost = LoraCost(
         slot_bytes=rank_bytes * slot_values,

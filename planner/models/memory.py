@@ -60,7 +60,8 @@ FIRST_WITH_SMALL_NON_TORCH = (0, 10)
 OLD_NON_TORCH_BYTES = 1.8 * 2**30
 GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}
 OTHER_GROUP_BYTES = 0.5 * 2**30
-# A mixture with so few dense layers has them first (DeepSeek-V3, Kimi-K2, GLM-5); more are spread (Llama 4).
+# A mixture with at most this many dense layers has them first (DeepSeek-V3, Kimi-K2, GLM-5). One with more
+# has them all over (Llama 4).
 MOST_FIRST_DENSE = 3
 # A worker that holds fewer KV tokens is too small for real prompts. Set by hand.
 LEAST_KV_TOKENS = 4096
@@ -101,8 +102,8 @@ class MemorySettings:
 
     @classmethod
     def of_engine(cls, engine: Engine | None) -> MemorySettings:
-        """The memory settings of an engine's usual start; those of the deployed vLLM for None, and, beside
-        SGLang's own formula, for SGLang.
+        """The memory settings of an engine's usual start. None is the deployed vLLM. SGLang has a formula of
+        its own for what it keeps free; the rest is counted as on the deployed vLLM.
         """
         if engine is None:
             return cls()
@@ -205,7 +206,9 @@ def stage_memory(
             "share nothing, take several workers"
         )
     experts_bytes = sum(
-        count * llm.bytes_per_weight(weights) for part, weights, count, _ in llm.parts() if part == "experts"
+        parameters * llm.bytes_per_weight(weights)
+        for part, weights, parameters, _ in llm.parts()
+        if part == "experts"
     )
     whole_bytes = _whole_bytes(llm)
     rank_bytes = llm.layers_bytes - experts_bytes * (1 - 1 / dp)  # Experts are shared by the ranks.
@@ -234,8 +237,9 @@ def stage_memory(
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * utilization,
-                # All weights are split over TP, but every GPU has a whole copy of some (`whole_bytes`): the
-                # second term adds the rest of the copy. The encoder is whole, on the first stage.
+                # The first term splits all weights over TP. But every GPU has a whole copy of some
+                # (`whole_bytes`), so the second term adds the rest of these. The encoder is whole, on the
+                # first stage.
                 weight_bytes=weight_bytes / tp
                 + whole_bytes * layers / llm.layers * (1 - 1 / tp)
                 + is_first * llm.encoder_bytes,
@@ -253,10 +257,11 @@ def stage_memory(
 
 
 def scales_bytes(llm: Llm, gpu: Gpu) -> float:
-    """Bytes per token that KV in 8 bits has beside its values where latent attention chooses tokens, before
-    Blackwell: a scale of 32 bits per 128 values, and rotated values in 16 bits, so 656 bytes in place of 576
-    (FlashMLA's fp8_ds_mla, vllm/v1/attention/backends/mla/flashmla_sparse.py). On Blackwell FlashInfer needs
-    neither.
+    """Bytes per token that KV in 8 bits takes besides its values, where latent attention chooses tokens.
+
+    Before Blackwell there is a scale of 32 bits per 128 values, and the rotated values have 16 bits, so a
+    token takes 656 bytes in place of 576 (FlashMLA's fp8_ds_mla,
+    vllm/v1/attention/backends/mla/flashmla_sparse.py). On Blackwell FlashInfer needs neither.
     """
     if llm.kv_dtype_bytes != 1 or gpu.fp4_flops_per_s:
         return 0.0
@@ -268,8 +273,10 @@ def scales_bytes(llm: Llm, gpu: Gpu) -> float:
 
 
 def _experts_frac(llm: Llm, layers: int, *, is_first: bool) -> float:
-    """The share of all routed experts in a stage of `layers` layers: up to MOST_FIRST_DENSE dense layers of a
-    mixture are its first. In other LLMs experts are spread evenly.
+    """The share of all routed experts in a stage of `layers` layers.
+
+    If a mixture has at most MOST_FIRST_DENSE dense layers, these are its first layers. In other LLMs experts
+    are spread evenly.
     """
     dense = sum(
         group.count
@@ -332,7 +339,6 @@ def _sglang_free_bytes(gpu: Gpu, tp: int, pp: int, dp: int, budget_tokens: int) 
 
 
 def _has_attention(llm: Llm, kind: type[CompressedAttention]) -> bool:
-    """Whether some layers have this kind of attention."""
     return any(isinstance(group.attention, kind) for group in llm.layer_groups)
 
 
@@ -359,10 +365,8 @@ def _index_bytes(llm: Llm, max_model_len: int) -> float:
 
 
 def stage_layers(llm: Llm, pp: int) -> tuple[int, ...]:
-    """The layers of each pipeline stage, as vLLM partitions them: evenly, the rest to the stages before the
-    last.
-
-    The last stage has the output head instead.
+    """The layers of each pipeline stage, as vLLM partitions them: evenly, and those that remain go to the
+    stages just before the last one, which has the output head instead.
     """
     # The last `longer_stages` of the stages before the last one have a layer more.
     least, longer_stages = divmod(llm.layers, pp)

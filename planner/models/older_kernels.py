@@ -102,9 +102,10 @@ from planner.models.llm import LONG_WINDOW_TOKENS, CompressedAttention, GroupedA
 from planner.models.roofline import SPARSE_HEADS, SPARSE_HEADS_BLACKWELL, experts_layers, index_layers
 
 BLOCK_FORMAT = "fp8-block"  # The format of fp8 by blocks in Llm.
-# Rows are (version, l of the versions before it that no row above has) [s per layer].
+# Rows are (first version without l, l of the versions before it) [s per layer], the oldest first. A version's
+# l is in the first row that is later than it.
 LAYER_S_BEFORE = (((0, 14), 150e-6), ((0, 18), 45e-6), ((0, 19), 15e-6))
-# On the GPUs of BLACKWELL, rows are (version, k of the versions before it that no row above has) [s].
+# k on the GPUs of BLACKWELL, in such rows [s].
 LAUNCHES_S_BEFORE = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
 # k before 0.16 for dense LLMs in 16 bits, and for mixtures whose experts have 8 or 16 bits.
 PLAIN_LAUNCHES_S, MIXTURE_LAUNCHES_S = 0.4e-3, 0.9e-3
@@ -116,11 +117,11 @@ BLOCK_LAUNCHES_SEEN = (0, 16)  # On GPUs other than BLACKWELL they have such lau
 LAUNCHES_S_SINCE = ((0, 14), 0.6e-3)
 SPARSE_LAUNCHES_S = 1.5e-3  # s above.
 GRACE = ("gb200-186g", "gb300-279g")  # GPUs of gpus.yaml behind a Grace CPU.
-GRACE_FACTOR = 1.7  # By which s is longer behind a Grace CPU.
+GRACE_FACTOR = 1.7  # s is this many times as long behind a Grace CPU.
 WHOLE_SPARSE_BEFORE = (0, 23)  # The first version whose sparse attention of prompts ends early.
 # u / w above, and the share of the peak FLOP rate that the whole kernel reaches in AIConfigurator's tables.
 EARLY_END_FRAC, SPARSE_FLOPS_FRAC = 0.17, 0.68
-CHUNKS_LAYER_S_BEFORE = ((0, 14), 0.2e-3)  # First version without c above, and c.
+CHUNKS_LAYER_S_BEFORE = ((0, 14), 0.2e-3)  # The first version without c above, and c.
 # n above: on GPUs of BLACKWELL, and on others with KV in 16 and in 8 bits.
 SGLANG_INDEX_S = {"Blackwell": 110e-6, "16 bits": 140e-6, "8 bits": 90e-6}
 MOST_CAPTURED_TOKENS = 512  # The largest graph.
@@ -135,8 +136,8 @@ def longer_chunks_s(llm: Llm, engine: Engine | None) -> float:
         for group in llm.layer_groups
     )
     version = _vllm_version(engine)
-    first, layer_s = CHUNKS_LAYER_S_BEFORE
-    return llm.layers * layer_s if has_chunks and version is not None and version < first else 0.0
+    end, layer_s = CHUNKS_LAYER_S_BEFORE
+    return llm.layers * layer_s if has_chunks and version is not None and version < end else 0.0
 
 
 def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
@@ -145,8 +146,7 @@ def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
     """
     if not _has_block_experts(llm) or (version := _vllm_version(engine)) is None:
         return 0.0
-    # Versions rise from row to row, so the first row that is later than this version counts.
-    return next((layer_s for first, layer_s in LAYER_S_BEFORE if version < first), 0.0)
+    return next((layer_s for end, layer_s in LAYER_S_BEFORE if version < end), 0.0)
 
 
 def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
@@ -162,7 +162,7 @@ def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
     is_gone = has_blocks and version >= BLOCK_LAUNCHES_GONE
     is_seen = gpu.base in BLACKWELL or (has_blocks and version >= BLOCK_LAUNCHES_SEEN)
     if is_seen and not is_gone:
-        older_s = next((least_s for first, least_s in LAUNCHES_S_BEFORE if version < first), 0.0)
+        older_s = next((least_s for end, least_s in LAUNCHES_S_BEFORE if version < end), 0.0)
         if version < LAUNCHES_S_BEFORE[0][0]:
             older_s = _oldest_launches_s(llm)
         layer_s = max(layer_s, older_s)
@@ -178,12 +178,10 @@ def _oldest_launches_s(llm: Llm) -> float:
 
 
 def _has_block_experts(llm: Llm) -> bool:
-    """Whether the experts are in fp8 by blocks."""
     return BLOCK_FORMAT in _experts_formats(llm)
 
 
 def _experts_formats(llm: Llm) -> set[str]:
-    """The number formats of the LLM's experts."""
     return {weights for part, weights, *_ in llm.parts() if part == "experts"}
 
 

@@ -209,9 +209,11 @@ class _Attention:
 
 
 def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
-    """The times of attention, as upper bounds. Each attention window counts as full. A window of
-    LONG_WINDOW_TOKENS or more, which few requests fill, counts as no window. The index of sparse attention
-    counts as choosing for prompts as many tokens as it may, and for decodes all tokens.
+    """The times of attention, as upper bounds.
+
+    Each window counts as full; one of LONG_WINDOW_TOKENS or more, which few requests fill, counts as none.
+    The index of sparse attention counts as choosing as many tokens as it may for prompts, and all tokens for
+    decodes.
     """
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac
@@ -266,15 +268,15 @@ def _read_and_multiply_s(
     fracs: tuple[float, float, float],
 ) -> Array:
     """Seconds, for each count of `tokens`, to read `read_bytes` of weights on this many GPUs and to multiply
-    with them. `multiplied` has, for each format, the number of weights in it with which a token is
-    multiplied.
+    the tokens by them.
 
-    `fracs` are the reached shares of the peak bandwidth and of the peak FLOP rate, and the exponent p.
+    Each token is multiplied by the weights of `multiplied`, pairs of (format, parameters in it). `fracs` are
+    the reached shares of the peak bandwidth and of the peak FLOP rate, and the exponent p.
     """
     bandwidth_frac, gemm_frac, overlap = fracs
     read_s = read_bytes / (gpus * gpu.bandwidth_bytes_per_s * bandwidth_frac)
-    parameters = sum(each for _, each in multiplied)
-    multiplied_s = 2 * tokens * parameters / (gpus * _mean_rate(multiplied, gpu) * gemm_frac)
+    all_parameters = sum(parameters for _, parameters in multiplied)
+    multiplied_s = 2 * tokens * all_parameters / (gpus * _mean_rate(multiplied, gpu) * gemm_frac)
     return np.asarray((read_s**overlap + multiplied_s**overlap) ** (1 / overlap))
 
 

@@ -44,7 +44,7 @@ WEIGHTLESS = ("ngram", "suffix")  # Methods that look tokens up and have no weig
 OWN_LAYERS = ("mtp",)  # Methods whose drafter comes with the LLM's checkpoint.
 WITH_WEIGHTS = (*OWN_LAYERS, "eagle", "eagle3", "draft_model")
 METHODS = (*WITH_WEIGHTS, *WEIGHTLESS)
-# Formats into which others bring a published LLM.
+# Formats to which a published LLM is quantised by others.
 QUANTISED_LATER = ("int4", "int4-g32", "int4-g32z", "nvfp4")
 
 
@@ -255,8 +255,10 @@ def _layer_kv_bytes(llm: Llm) -> float:
 
 
 def _draft_weight_bytes(llm: Llm) -> float:
-    """Bytes of a weight of the layers that draft. Who quantises an LLM to 4 bits leaves these layers as they
-    were: in 16 bits (vllm-project/vllm#38650, #44087, #49187), those of DeepSeek-V4 in 8 (#53906).
+    """Bytes of a weight of the layers that draft.
+
+    Where others have quantised a published LLM to 4 bits, these layers are as they were: in 16 bits
+    (vllm-project/vllm#38650, #44087, #49187), those of DeepSeek-V4 in 8 (#53906).
     """
     if llm.weights not in QUANTISED_LATER:
         return llm.bytes_per_weight(llm.weights)

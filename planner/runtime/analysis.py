@@ -42,7 +42,7 @@ EngineKind = Literal["vllm", "rehearsal", "endpoint"]
 class ValidationSetup:
     """What to validate: a fleet, its traffic and SLO, and how its engines are started.
 
-    `config` is a config.json, or its folder, with which engines run in place of the LLM's own; None for that.
+    `config` is a config.json, or its folder, with which engines run; None for the LLM's own.
     With a `config`, or without `real_weights`, engines have dummy weights. If `fleet` and `trace` are a slice
     of a plan, `plan` has the whole fleet and the whole traffic; else it is None. `endpoint` is a deployment
     that others run, which is measured instead of our own engines. `notes` go to the report.
@@ -137,7 +137,7 @@ class Validation:
 
 def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Validation:
     """Analyse the journal and the step logs in the folder `out`."""
-    file = JournalFile(out / "journal.jsonl", setup.identity())
+    journal_file = JournalFile(out / "journal.jsonl", setup.identity())
     logs = {}
     for pool in setup.fleet.running_pools:
         for name in pool.worker_names:
@@ -145,7 +145,7 @@ def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Va
             if len(log.steps):
                 logs[name] = log
     setup = as_deployed(setup, logs)
-    records, trace, journal = tuple(file.records()), setup.trace, file.read()
+    records, trace, journal = tuple(journal_file.records()), setup.trace, journal_file.read()
     served = None
     if setup.endpoint is not None:
         served = measure_lengths(trace, journal)

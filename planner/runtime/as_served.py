@@ -55,39 +55,43 @@ def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
     )
     if not requests:
         return trace, journal
-    number = {request: k for k, request in enumerate(requests)}
+    new_number = {request: k for k, request in enumerate(requests)}
     inputs, outputs = trace.input_tokens[requests].copy(), trace.output_tokens[requests].copy()
-    for request, sent in journal.outcomes.items():
-        if sent.status == "finished":
-            # An endpoint that counts no prompt tokens sends 0; the trace's length has to do then.
-            inputs[number[request]] = sent.input_tokens or inputs[number[request]]
-            outputs[number[request]] = len(sent.token_s)
+    for request, outcome in journal.outcomes.items():
+        if outcome.status == "finished":
+            # An endpoint that counts no prompt tokens sends 0; then the trace's length stays.
+            inputs[new_number[request]] = outcome.input_tokens or inputs[new_number[request]]
+            outputs[new_number[request]] = len(outcome.token_s)
     served_trace = trace.select(requests)
     # Image tokens are part of the prompt, which may be shorter now.
     if served_trace.image_tokens is not None:
         served_trace = replace(served_trace, image_tokens=np.minimum(served_trace.image_tokens, inputs))
     parts = tuple(
-        replace(part, requests=tuple(number[request] for request in part.requests)) for part in journal.parts
+        replace(part, requests=tuple(new_number[request] for request in part.requests))
+        for part in journal.parts
     )
     renumbered = {
-        number[request]: replace(sent, request=number[request]) for request, sent in journal.outcomes.items()
+        new_number[request]: replace(outcome, request=new_number[request])
+        for request, outcome in journal.outcomes.items()
     }
     return replace(served_trace, input_tokens=inputs, output_tokens=outputs), Journal(parts, renumbered)
 
 
 def measure_lengths(trace: Trace, journal: Journal) -> ServedLengths:
-    """Compare the lengths of what was sent and answered with those of `trace`, which was to be sent."""
-    finished = [sent for sent in journal.outcomes.values() if sent.status == "finished"]
-    counted = [sent for sent in finished if sent.input_tokens]
-    error = None
+    """Compare the token counts of the answered requests with those of the planned `trace`."""
+    finished = [outcome for outcome in journal.outcomes.values() if outcome.status == "finished"]
+    counted = [outcome for outcome in finished if outcome.input_tokens]
+    median_and_largest = None
     if counted:
-        errors = np.abs([sent.input_tokens / trace.input_tokens[sent.request] - 1 for sent in counted])
-        error = float(np.median(errors)), float(errors.max())
-    gaps_s = np.concatenate([np.diff(sent.token_s) for sent in finished]) if finished else np.zeros(0)
+        errors = np.abs(
+            [outcome.input_tokens / trace.input_tokens[outcome.request] - 1 for outcome in counted]
+        )
+        median_and_largest = float(np.median(errors)), float(errors.max())
+    gaps_s = np.concatenate([np.diff(outcome.token_s) for outcome in finished]) if finished else np.zeros(0)
     return ServedLengths(
-        requested_output_tokens=int(sum(trace.output_tokens[sent.request] for sent in finished)),
-        output_tokens=sum(len(sent.token_s) for sent in finished),
-        prompt_error_frac=error,
+        requested_output_tokens=int(sum(trace.output_tokens[outcome.request] for outcome in finished)),
+        output_tokens=sum(len(outcome.token_s) for outcome in finished),
+        prompt_error_frac=median_and_largest,
         clumped_frac=float((gaps_s < AT_ONCE_S).mean()) if len(gaps_s) else 0.0,
     )
 

@@ -72,14 +72,13 @@ class SendingBudget:
 
 def is_spent(journal: JournalFile, endpoint: Endpoint) -> bool:
     """Whether an earlier part of the run ended because of the budget, and neither limit has grown since."""
-    now = [_or_infinite(limit) for limit in (endpoint.max_requests, endpoint.max_usd)]
+    limits = [_or_infinite(limit) for limit in (endpoint.max_requests, endpoint.max_usd)]
     for row in journal.rows("budget_ended"):
-        earlier = [_or_infinite(limit) for limit in row["budget_ended"]]
-        if all(limit <= limit_then for limit, limit_then in zip(now, earlier, strict=True)):
+        limits_then = [_or_infinite(limit) for limit in row["budget_ended"]]
+        if all(limit <= limit_then for limit, limit_then in zip(limits, limits_then, strict=True)):
             return True
     return False
 
 
 def _or_infinite(limit: float | None) -> float:
-    """The limit; infinity where there is none."""
     return math.inf if limit is None else limit

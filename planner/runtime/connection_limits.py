@@ -55,7 +55,7 @@ class OpenConnections:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self.most = min(limits.connections, connections_for(_most_open_files()))
+        self.most = min(limits.connections, connections_for(_most_open_files()))  # The limit on all together.
         self.open = 0  # How many connections there are now; `clients` has how many of each client.
         self.refused: Counter[str] = Counter()
         self.clients: Counter[str] = Counter()
@@ -81,7 +81,7 @@ class OpenConnections:
         return True
 
     def note_closed(self, transport: asyncio.BaseTransport, client: str) -> None:
-        """Take a connection that was closed off the counts."""
+        """Subtract a closed connection from the counts."""
         self.open -= 1
         self.clients[client] -= 1
         if not self.clients[client]:
@@ -176,8 +176,8 @@ class _Site(web.BaseSite):
         assert handlers is not None
         connections = self._connections
         factory = handlers if connections is None else lambda: _Connection(connections, handlers())
-        for bound in self._sockets:
-            self._servers.append(await loop.create_server(factory, sock=bound, backlog=self._backlog))
+        for listener in self._sockets:
+            self._servers.append(await loop.create_server(factory, sock=listener, backlog=self._backlog))
 
     async def stop(self) -> None:
         for server in self._servers:
@@ -191,7 +191,7 @@ def connections_for(files: float) -> int:
 
 
 def _most_open_files() -> float:
-    """Files that this process may open, after asking for all that it may have."""
+    """How many files this process may open, after raising that limit as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return float("inf")
@@ -222,7 +222,7 @@ def bind_sockets(host: str, port: int, *, has_keys: bool) -> list[socket.socket]
             sockets.append(listener)
             listener.setblocking(False)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
+            if family == socket.AF_INET6:  # IPv4 addresses of the host have sockets of their own.
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             if not port and len(sockets) > 1:  # Any port will do, but all sockets must share it.
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
@@ -273,8 +273,8 @@ async def listening(
         if sweeping is not None:
             sweeping.cancel()
         await runner.cleanup()
-        for each in bound:
-            each.close()
+        for listener in bound:
+            listener.close()
 
 
 def _quiet_logger() -> logging.Logger:

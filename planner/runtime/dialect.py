@@ -93,7 +93,7 @@ class Dialect:
             return self.prompt(tokens, request, seed)
         if self.by_ids:
             ids = trace_prompt(trace, request, seed)
-            return ids[: max(1, round(tokens - self.added_tokens))]  # The endpoint adds the rest.
+            return ids[: max(1, round(tokens - self.added_tokens))]  # The endpoint adds the other tokens.
         first, end = trace.prefix_offsets[request : request + 2]
         word_count = self.words_for(tokens)
         block_words = max(1, round(trace.prefix_block_tokens / self.tokens_per_word))
@@ -110,7 +110,7 @@ class Dialect:
         return " ".join(words)
 
     def as_dict(self) -> dict[str, Any]:
-        """How requests were made, for the journal and the report. The keys are those that journals have."""
+        """How requests were made, for the journal and the report. Journals on disk have these keys."""
         return {
             "path": self.path,
             "prompts": "token ids" if self.by_ids else "text",

@@ -153,8 +153,8 @@ class EndpointAnswer:
 
     `code` is the HTTP status, 0 if none came. `trouble` says what failed, and is empty if all went well.
     `token_s` are the arrivals of tokens on the clock of `post_request`. `input_tokens` and `output_tokens`
-    are the server's own counts, 0 if it sends none. `is_exact` is False if the server counted other tokens
-    than its chunks showed; then the arrivals are spread evenly over the counted tokens.
+    are the server's own counts, 0 if it sends none. `is_exact` is False if the server counted another number
+    of tokens than its chunks showed; then the arrivals are spread evenly over the counted tokens.
     """
 
     code: int = 0
@@ -341,7 +341,7 @@ def _token_count(value: object) -> int:
 
 
 def _has_text(choice: dict[str, Any]) -> bool:
-    """Whether a choice of a chunk brings something of the answer: words, thoughts or a call of a tool."""
+    """Whether a choice in a chunk has a piece of the answer: text, reasoning or a call of a tool."""
     delta = choice.get("delta")
     parts = delta if isinstance(delta, dict) else choice
     names = ("content", "text", "reasoning_content", "reasoning", "tool_calls", "refusal")

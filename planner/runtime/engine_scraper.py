@@ -89,7 +89,7 @@ class EngineScraper:
         return {"samples": [[*key, value] for key, value in total.items()]}
 
     async def _scrape(self, url: str, progress: Callable[[str], None]) -> Samples:
-        """The samples at a URL: an engine's own page now, or Prometheus's next scrape of it."""
+        """The samples at a URL: an engine's own, read now, or those of a Prometheus server's next scrape."""
         if not is_engine(url):
             await self._wait_for_scrape(url, progress)
         return sum_samples(await self._rows(url), self.llm, url)
@@ -98,7 +98,7 @@ class EngineScraper:
         """Wait until a Prometheus server has scraped the engines once more, by its own clock."""
         time_and_value = await self._query(url, "time()")
         try:
-            _, now_s = map(float, time_and_value)
+            _, now_s = map(float, time_and_value)  # A scalar is (time of the query, value).
         except (ValueError, TypeError):
             raise EndpointError(f"{url}: its time() is no number") from None
         deadline_s = time.monotonic() + SETTLE_S

@@ -100,6 +100,7 @@ def _take_prefix(state, w, r, time_s):
     Tokens that were expected in the cache and are not there become load of the worker.
     """
     hit = take_prefix(state, w, r, time_s)
+    # Like all calls of `add_load` here, this one changes only the pending prompt tokens, its first number.
     add_load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     return hit
 
@@ -210,7 +211,6 @@ def _end_prompt(state, r, time_s):
 
 @kernel_jit
 def _grow_output(state, r, tokens, time_s):
-    """Note that request r has `tokens` tokens of output by now."""
     request, w = state.requests[r], _worker_of(state, r)
     blocks_before = blocks_of(request.length_tokens)
     state.workers[w].used_blocks += blocks_of(request.input_tokens + tokens) - blocks_before

@@ -97,6 +97,7 @@ def read_request(
     most_output_tokens = DEFAULT_OUTPUT_TOKENS if limit is None else limit
     if type(most_output_tokens) is not int or not 1 <= most_output_tokens <= MOST_OUTPUT_TOKENS:
         raise refusal_response(400, f"max_tokens must be a whole number from 1 to {MOST_OUTPUT_TOKENS}")
+    # `live.longest_tokens` is what fits into a worker's KV cache, which may be less than an engine's context.
     room_tokens = live.longest_tokens - most_output_tokens
     if input_tokens > room_tokens:
         # The tokens of text are a guess, so it is the engine that refuses a text that is too long.
@@ -211,7 +212,7 @@ class Reply:
         self.is_shared = self.is_suspect = False
         self.strikes = 0  # The number of workers that died while they served the request (trust.py).
         self.sent_s = 0.0  # The time at which the request was sent to its present worker.
-        self.limit_s = 0.0  # The worker must begin to answer within this time.
+        self.limit_s = 0.0  # The worker must begin to answer within this many seconds of `sent_s`.
         self.heard_s = 0.0  # The time of the worker's last part of the stream; 0 before the first.
         self.overdue = ""  # The limit of time that the worker exceeded, for the message.
         self.writes_since_s = 0.0  # The time since which a write to the client has waited; 0 if none waits.

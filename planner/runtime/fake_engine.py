@@ -55,11 +55,11 @@ class _EngineRequest:
     is_transferred: bool  # The request's KV comes from a prefill worker, so one token is left to compute.
     block_names: list[int] = field(default_factory=list)  # Its prompt's blocks (prompt_blocks.py).
     priority: int = 0
-    computed: int = 0  # Tokens of its prompt and its output whose KV is there.
+    computed: int = 0  # Tokens of its prompt and its output whose KV is in the cache.
     generated: int = 0  # Tokens of its output so far.
     queued_s: float = field(default_factory=time.monotonic)
-    first_s: float = 0.0
-    last_s: float = 0.0
+    first_s: float = 0.0  # When its first token came.
+    last_s: float = 0.0  # When its latest token came.
     tokens: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
 
     @property
@@ -144,10 +144,10 @@ class FakeEngine:
         # Running requests come first: each gets the next part of its prompt, or one token of output.
         for request in self.running:
             is_in_prompt = not request.generated
-            new = min(request.prompt_tokens - request.computed, budget) if is_in_prompt else 1
-            if new and budget:
-                chunks.append((request, new))
-                budget -= new
+            new_tokens = min(request.prompt_tokens - request.computed, budget) if is_in_prompt else 1
+            if new_tokens and budget:
+                chunks.append((request, new_tokens))
+                budget -= new_tokens
         while self.waiting and budget and len(self.running) < self.seats:
             request = self.waiting[0]
             if request.blocks > self.free_blocks:
@@ -162,9 +162,9 @@ class FakeEngine:
             request.computed = request.prompt_tokens - 1 if request.is_transferred else cached_tokens
             if self.log:
                 self.log.scheduled(request.name, self.now_s, cached_tokens)
-            new = min(request.prompt_tokens - request.computed, budget)
-            chunks.append((request, new))
-            budget -= new
+            new_tokens = min(request.prompt_tokens - request.computed, budget)
+            chunks.append((request, new_tokens))
+            budget -= new_tokens
         return chunks
 
     def _take_cached_tokens(self, request: _EngineRequest) -> int:
@@ -215,13 +215,15 @@ class FakeEngine:
         """
         decodes = [
             request
-            for request, new in chunks
-            if new == 1 and request.computed >= max(request.prompt_tokens - 1, 1)
+            for request, new_tokens in chunks
+            if new_tokens == 1 and request.computed >= max(request.prompt_tokens - 1, 1)
         ]
-        prefills = [(request, new) for request, new in chunks if request not in decodes]
-        tokens = sum(new for _, new in chunks)
+        prefills = [(request, new_tokens) for request, new_tokens in chunks if request not in decodes]
+        tokens = sum(new_tokens for _, new_tokens in chunks)
         # Each token of a chunk attends to all tokens before it and to itself.
-        pairs = sum(new * (2 * request.computed + new + 1) / 2 for request, new in prefills)
+        pairs = sum(
+            new_tokens * (2 * request.computed + new_tokens + 1) / 2 for request, new_tokens in prefills
+        )
         attended = sum(request.computed + 1 for request in decodes)
         cached = sum(request.computed for request, _ in prefills)
         return float(self.latency.step_s(tokens, pairs, len(decodes), attended, len(prefills), cached))
@@ -231,9 +233,9 @@ class FakeEngine:
         all their tokens.
         """
         if self.log:
-            self.log.step(start_s, self.now_s, [(r.name, new, r.computed) for r, new in chunks])
-        for request, new in chunks:
-            request.computed += new
+            self.log.step(start_s, self.now_s, [(r.name, new_tokens, r.computed) for r, new_tokens in chunks])
+        for request, new_tokens in chunks:
+            request.computed += new_tokens
             # A request whose client has gone during the step is not running any more.
             if request.computed < request.prompt_tokens or request not in self.running:
                 continue
@@ -310,7 +312,6 @@ class _AnswerFormat:
 
 
 def _event_bytes(document: Mapping[str, Any]) -> bytes:
-    """The document as one event of a stream."""
     return b"data: " + json.dumps(document, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -341,7 +342,6 @@ class Server:
         answer.headers[IDENTITY_HEADER] = self.identity
 
     async def _complete(self, http: web.Request) -> web.StreamResponse:
-        """Answer a completion or a chat completion."""
         body = json.loads(await http.read())
         transfer = body.get("kv_transfer_params") or {}
         name = f"cmpl-{http.headers.get('X-Request-Id', 'x')}-0"
@@ -350,7 +350,8 @@ class Server:
         prompt = body["messages"] if is_chat else body["prompt"]
         words = prompt if isinstance(prompt, list) and not is_chat else words_of(prompt).split()
         output_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT_TOKENS
-        request = _EngineRequest(name, len(words) + CHAT_TOKENS * is_chat, output_tokens, is_transferred)
+        prompt_tokens = len(words) + (CHAT_TOKENS if is_chat else 0)
+        request = _EngineRequest(name, prompt_tokens, output_tokens, is_transferred)
         request.priority = int(body.get("priority", 0))
         if self.engine.prefix_cache:
             request.block_names = blocks_of(prompt)
@@ -363,7 +364,7 @@ class Server:
             ids = []
             while (token := await request.tokens.get()) is not DONE:
                 ids.append(token)
-        except BaseException:
+        except BaseException:  # A client that leaves cancels this task, which is no Exception.
             self.engine.drop(request)
             raise
         answer = _AnswerFormat(body, is_chat).whole(request, ids)
@@ -498,7 +499,6 @@ class EngineMetrics:
         self._histograms[key].observe(value)
 
     def count_finished(self) -> None:
-        """Count one request that ended with all of its tokens."""
         self._success.inc()
 
     def text(self, *, levels: Mapping[str, float], totals: Mapping[str, int]) -> str:

@@ -7,7 +7,8 @@ cannot see all that an engine does, so the state differs from that of a simulati
 - A prompt counts as admitted to an engine's batch, and as computed, when the first byte of its answer comes
   (the whole answer, if it is not streamed). Its cache hits and its KV are those of this moment.
 - The policy e2 (planner/policies.py) judges workers by the requests of a recent window. A request keeps its
-  seat in this window after it has left. Its wait counts as only the tokens that had to be computed.
+  seat in this window after it has left. How long it waited is estimated: the time to the first byte less the
+  time of computing the tokens that no cache had.
 - Requests hold the KV of their prompts and of the output tokens that have come. Preemptions in an engine, and
   the blocks that it drops then, are not known. Blocks of outputs are not reused by other prompts.
 - The output length of a request is its limit, `max_tokens`; with `prediction_buckets` the mean of recent
@@ -330,7 +331,6 @@ class LiveFleet:
         return self.tenants.get(tenant, shared_account)
 
     def _add_seats(self, size: int) -> None:
-        """Lengthen the arrays of requests to `size` seats."""
         first = len(self.state.requests)
         state = self.state._replace(requests=_lengthen_rows(self.state.requests, size))
         if state.caches is not None:
@@ -345,7 +345,7 @@ class LiveFleet:
         size = len(self.state.requests)
         if self.has_window:
             if size >= WINDOW_SEATS:
-                # The compiled function drops the oldest requests of the window until this many are left.
+                # Drop the oldest `size // 2` requests of the window.
                 events.note_event(self.state, events.FORGET, 0, size // 2, 0.0)
             is_out = self.caches.prompts["worker"] == layout.NONE
             for seat in np.flatnonzero(is_out & (self.state.requests["status"] == events.GONE)).tolist():

@@ -59,7 +59,8 @@ PER_REQUEST = (
     "status",
 )
 SESSION_METRICS = ("session", "session-served")  # The two times of a session by `session_times_s`.
-# The simulator's numbers (simulation.STATUS) for the outcomes of a replay; unsent requests count as rejected.
+# The simulator's numbers (simulation.STATUS) for the outcomes of a replay. Unsent requests count as rejected,
+# failed ones as unfinished.
 STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}
 # The numbers of the part and of the request in a name that `live_replay.request_name` made.
 _REQUEST_NAME = re.compile(r"p(\d+)r(\d+)")
@@ -253,12 +254,15 @@ class Measurement:
     @property
     def is_timed_by_engines(self) -> bool:
         """Whether every finished request is in the logs of all workers that served it."""
-        served = self.logged_requests()
-        finished = [sent for sent in self.journal.outcomes.values() if sent.status == "finished"]
+        logs_by_request = self.logged_requests()
+        finished = [outcome for outcome in self.journal.outcomes.values() if outcome.status == "finished"]
         return (
             bool(self.logs)
             and bool(finished)
-            and all(set(sent.workers) <= set(served.get((sent.part, sent.request), ())) for sent in finished)
+            and all(
+                set(outcome.workers) <= set(logs_by_request.get((outcome.part, outcome.request), ()))
+                for outcome in finished
+            )
         )
 
 
@@ -291,7 +295,7 @@ def compare_parts(
     values: dict[str, list[tuple[Floats, Floats | None]]] = {
         metric: [side.values_s(metric, chosen) for side in (predicted, measured)]
         for metric, row in METRICS.items()
-        if not row.is_of_agents  # These are of tasks, which a measured run does not tell apart.
+        if not row.is_of_agents  # Metrics of agents are of whole tasks, which a measured run does not mark.
     }
     if (measured.session >= 0).any():
         session_times = [side.sessions_s(chosen) for side in (predicted, measured)]
@@ -328,21 +332,21 @@ def compare_part(
     Requests without an outcome were in flight when the part was interrupted. They are simulated too, as load,
     and arrive at their times in the trace.
     """
-    served = measurement.logged_requests() if measurement.is_timed_by_engines else {}
-    sent_trace, order = _simulated_trace(measurement, part, served)
-    if served:
+    logs_by_request = measurement.logged_requests() if measurement.is_timed_by_engines else {}
+    sent_trace, order = _simulated_trace(measurement, part, logs_by_request)
+    if logs_by_request:
         # Times by the engines' logs begin after the front end, so the simulation is without one.
         fleet = fleet.with_engines(lambda engine: replace(engine, front_end_s=0.0, prompt_token_s=0.0))
     simulation = simulate(fleet, sent_trace, limits=slo.limits, record=True)
-    outcomes = {sent.request: sent for sent in outcomes_of_part(measurement, part)}
+    outcomes = {outcome.request: outcome for outcome in outcomes_of_part(measurement, part)}
     has_outcome = np.array([request in outcomes for request in order])
     ended = [outcomes[request] for request in order if request in outcomes]
     columns = {name: getattr(simulation, name)[has_outcome] for name in _per_request_columns(simulation)}
     predicted = replace(simulation, **columns)
     measured, gaps = _measured_simulation(
-        measurement, part, predicted, ended, served, slo, measured_window(sent_trace)
+        measurement, part, predicted, ended, logs_by_request, slo, measured_window(sent_trace)
     )
-    session = _complete_sessions(measurement.trace, [sent.request for sent in ended])
+    session = _complete_sessions(measurement.trace, [outcome.request for outcome in ended])
     finished = STATUS_OF["finished"]
     counts = np.zeros(len(order), bool)  # Whether a request finished on both sides.
     counts[has_outcome] = (measured.status == finished) & (predicted.status == finished)
@@ -357,8 +361,9 @@ def compare_part(
 def _with_gaps_of(
     counts: npt.NDArray[np.bool_], predicted: Simulation, fleet: Fleet, trace: Trace
 ) -> Simulation:
-    """The prediction with the gaps between tokens of those requests of the simulated `trace` alone for which
-    `counts` (n,) is true.
+    """The prediction with only the gaps between tokens of the requests for which `counts` is true.
+
+    `counts` (n,) has a value for each request of the simulated `trace`.
     """
     # A simulation records gaps by class. The LLM that a request names changes no time, so one name stands
     # for each class of the SLO (from 0 on), one for requests of none, and one for those that do not count.
@@ -385,7 +390,9 @@ def _with_gaps_of(
 
 
 def _simulated_trace(
-    measurement: Measurement, part: ReplayPart, served: Mapping[tuple[int, int], Mapping[str, EngineRequest]]
+    measurement: Measurement,
+    part: ReplayPart,
+    logs_by_request: Mapping[tuple[int, int], Mapping[str, EngineRequest]],
 ) -> tuple[Trace, list[int]]:
     """The trace to simulate for a part, and the number of each of its requests in the run's trace.
 
@@ -409,7 +416,7 @@ def _simulated_trace(
             start_s[request] = max(due_s, *(start_s[parent] for parent in parents))
         elif (sent := all_sent.get(request)) and sent.part == part.part:
             start_s[request] = _request_times_s(
-                measurement, sent, served.get((part.part, request), {}), part
+                measurement, sent, logs_by_request.get((part.part, request), {}), part
             )[0]
         else:
             # The parents were answered in an earlier part: of the user's thinking at most think_s are left.
@@ -458,34 +465,34 @@ def _measured_simulation(
     part: ReplayPart,
     predicted: Simulation,
     ended: Sequence[RequestOutcome],
-    served: Mapping[tuple[int, int], Mapping[str, EngineRequest]],
+    logs_by_request: Mapping[tuple[int, int], Mapping[str, EngineRequest]],
     slo: Slo,
     window_s: tuple[float, float],
 ) -> tuple[Simulation, Floats]:
     """The measured requests in the simulator's form, and the gaps between tokens that ended in the window.
 
-    `ended` are the outcomes, in the order of the requests of `predicted`, and `served` the engines' logs.
-    Values that no measurement gives, such as classes, are those of `predicted`.
+    `ended` are the outcomes, in the order of the requests of `predicted`. Values that no measurement gives,
+    such as classes, are those of `predicted`.
     """
     n = len(ended)
     values: dict[str, Any] = {
         name: np.full(n, np.nan) for name in ("queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s")
     }
-    reports_hits = predicted.cached_tokens is not None and bool(served)
+    reports_hits = predicted.cached_tokens is not None and bool(logs_by_request)
     number_of = {name: number for number, name in enumerate(predicted.worker_names)}
     workers = np.full((n, 2), -1)  # The numbers of the prefill and of the decode worker; -1: of none.
     preemptions, cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    status = np.array([STATUS_OF[sent.status] for sent in ended])
+    status = np.array([STATUS_OF[outcome.status] for outcome in ended])
     arrival_s = predicted.arrival_s.copy()  # Requests without an answer are taken to arrive as predicted.
-    all_gaps, gap_of = list[Floats](), list[int]()  # The gaps of a request, and its number.
+    all_gaps, gap_requests = list[Floats](), list[int]()  # The gaps of a request, and its index `k`.
     violations, counted = (np.zeros(len(slo.limits), dtype=np.int64) for _ in range(2))
-    for k, sent in enumerate(ended):
-        if sent.workers:
-            workers[k] = number_of.get(sent.workers[0], -1), number_of.get(sent.workers[-1], -1)
-        if sent.status != "finished":
+    for k, outcome in enumerate(ended):
+        if outcome.workers:
+            workers[k] = number_of.get(outcome.workers[0], -1), number_of.get(outcome.workers[-1], -1)
+        if outcome.status != "finished":
             continue
-        logged = served.get((part.part, sent.request), {})
-        start_s, scheduled_s, token_s = _request_times_s(measurement, sent, logged, part)
+        logged = logs_by_request.get((part.part, outcome.request), {})
+        start_s, scheduled_s, token_s = _request_times_s(measurement, outcome, logged, part)
         gaps = np.diff(token_s)
         arrival_s[k] = start_s
         values["queue_s"][k] = scheduled_s - start_s
@@ -493,17 +500,17 @@ def _measured_simulation(
         if len(gaps):
             values["tpot_s"][k], values["tbt_max_s"][k] = gaps.mean(), gaps.max()
         preemptions[k] = sum(engine.preemptions for engine in logged.values())
-        prefilled = logged.get(sent.workers[0]) if sent.workers else None
+        prefilled = logged.get(outcome.workers[0]) if outcome.workers else None
         cached[k] = 0 if prefilled is None else prefilled.cached_tokens
         if predicted.status[k] == STATUS_OF["finished"]:  # Gaps of requests that finished on both sides.
-            gap_of.append(k)
+            gap_requests.append(k)
             all_gaps.append(gaps[(token_s[1:] >= window_s[0]) & (token_s[1:] <= window_s[1])])
     gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)
-    end_s = max(sent.end_s for sent in ended)
+    end_s = max(outcome.end_s for outcome in ended)
     for j, limit in enumerate(slo.limits):
         if limit.metric_row.is_of_gaps:
             # A limit of a class applies to the gaps of the requests of this class.
-            applies = np.repeat(predicted.limited_requests(limit)[gap_of], list(map(len, all_gaps)))
+            applies = np.repeat(predicted.limited_requests(limit)[gap_requests], list(map(len, all_gaps)))
             counted[j], violations[j] = int(applies.sum()), int((gap_s[applies] > limit.limit_s).sum())
     logs = [measurement.logs.get(name) for name in predicted.worker_names]
     # Steps before the start of this part are those of the warm-up, or of other parts.
@@ -535,7 +542,6 @@ def _measured_simulation(
 
 
 def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:
-    """Names of the simulation's arrays with one value per request."""
     reports_hits, has_classes = simulation.cached_tokens is not None, simulation.of_class.size > 0
     return (
         *PER_REQUEST,
@@ -602,19 +608,20 @@ def session_times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Fl
 def outside_s(measurement: Measurement) -> Floats:
     """The time that each finished request spent outside the engines before its first token [s].
 
-    It is the way from the client to the engine, and that of the first token from the engine's host to the
-    client. The array is empty if engines keep no logs.
+    This is the time from the client to the engine, plus the time of the first token from the engine's host
+    to the client. The array is empty if engines keep no logs.
     """
     if not measurement.is_timed_by_engines:
         return np.zeros(0)
-    served = measurement.logged_requests()
+    logs_by_request = measurement.logged_requests()
     times_outside_s = []
-    for sent in measurement.journal.outcomes.values():
-        if sent.status == "finished":
+    for outcome in measurement.journal.outcomes.values():
+        if outcome.status == "finished":
             first, last = (
-                served[sent.part, sent.request][name] for name in (sent.workers[0], sent.workers[-1])
+                logs_by_request[outcome.part, outcome.request][name]
+                for name in (outcome.workers[0], outcome.workers[-1])
             )
-            client_s = sent.token_s[0] - sent.sent_s
+            client_s = outcome.token_s[0] - outcome.sent_s
             engines_s = last.token_s[0] - first.queued_s
             times_outside_s.append(client_s - engines_s)
     return np.array(times_outside_s)

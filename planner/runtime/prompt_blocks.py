@@ -60,7 +60,7 @@ class BlockNumbers:
 
     def __init__(self, size: int) -> None:
         self.of_name: dict[int, int] = {}
-        self.names = [0] * size  # The name that has, or last had, each number.
+        self.names = [0] * size  # By number: the name that has it now, or had it last.
         self.free = list(range(size - 1, -1, -1))
 
     def __len__(self) -> int:

@@ -104,9 +104,9 @@ class Failures:
 class ToEndpoint:
     """Sends requests of the trace in the endpoint's dialect (a `live_replay.Sender`).
 
-    `charged_usd` is what the budget holds for each request in flight; with `is_spent` it had too little for
-    one. `trouble` is the error that is to end the run once a request's outcome is written. `inexact` is the
-    number of answers without an exact number of tokens.
+    `charged_usd` has the charge of each request in flight. With `is_spent` the budget was too small for a
+    request. `trouble` has, by request, the error that ends the run once the request's outcome is written.
+    `inexact` is the number of answers without an exact number of tokens.
     """
 
     setup: ValidationSetup
@@ -149,8 +149,10 @@ class ToEndpoint:
     async def send(
         self, request: int, part: int, start_s: float, due_s: float, body: bytes
     ) -> RequestOutcome:
-        """Send one request, and return its outcome. An error that is to end the run is raised only once the
-        outcome is in the journal, unless the request can be sent again.
+        """Send one request, and return its outcome.
+
+        If too many requests have failed, `ended` raises the error, once this outcome is in the journal. Only
+        an answer with one of FATAL_CODES raises EndpointError at once.
         """
 
         def now_s() -> float:
@@ -168,10 +170,10 @@ class ToEndpoint:
         )
         self.budget.settle(self.charged_usd.pop(request), answer)
         if answer.input_tokens:
-            longer = answer.input_tokens / float(trace.input_tokens[request])
-            self.longer_frac = max(
-                self.longer_frac, longer if self.probed.dialect.by_ids else longer / (1 + TEXT_MARGIN_FRAC)
-            )
+            longer_frac = answer.input_tokens / float(trace.input_tokens[request])
+            if not self.probed.dialect.by_ids:
+                longer_frac /= 1 + TEXT_MARGIN_FRAC  # `may_send` has already charged this margin.
+            self.longer_frac = max(self.longer_frac, longer_frac)
         self.inexact += answer.is_good and not answer.is_exact
         try:
             self.failures.note_answer(answer)
@@ -179,18 +181,25 @@ class ToEndpoint:
             if answer.code in FATAL_CODES:
                 # No outcome is written, so that the request is sent again once address or key is corrected.
                 raise
-            self.trouble[request] = error  # `ended` raises it, when the outcome is in the journal.
+            self.trouble[request] = error
         status: Status = "finished"
         if not answer.is_good:
             status = "rejected" if answer.code in REFUSAL_CODES else "failed"
-        due = round(due_s, 6)
-        tokens = answer.token_s
         return RequestOutcome(
-            request, part, due, sent_s, now_s(), status, answer.trouble, (), tokens, answer.input_tokens
+            request=request,
+            part=part,
+            due_s=round(due_s, 6),
+            sent_s=sent_s,
+            end_s=now_s(),
+            status=status,
+            reason=answer.trouble,
+            workers=(),
+            token_s=answer.token_s,
+            input_tokens=answer.input_tokens,
         )
 
     def ended(self, outcome: RequestOutcome) -> None:
-        """Raise the error that came up while this request was under way, if there was one."""
+        """Raise the error that this request's answer caused, if there is one."""
         if outcome.request in self.trouble:
             raise self.trouble[outcome.request]
 
@@ -202,7 +211,7 @@ async def measure_endpoint(
     from profiling.machine import describe_machine
 
     endpoint = setup.endpoint
-    assert endpoint is not None  # The caller takes this way only with --url.
+    assert endpoint is not None  # The caller checks that --url was given.
     budget = SendingBudget(endpoint, journal)
     part = len(journal.read().parts)
     longest = int(np.max(setup.trace.input_tokens + setup.trace.output_tokens))

@@ -61,7 +61,6 @@ class Remote:
                 await asyncio.sleep(every_s)
 
     async def _is_healthy(self, client: aiohttp.ClientSession) -> bool:
-        """Whether the engine answers /health with 200."""
         try:
             async with client.get(f"{self.url}/health", allow_redirects=False) as answer:
                 return answer.status == 200

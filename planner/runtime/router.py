@@ -231,14 +231,14 @@ class LiveRouter:
                 identity = backend.identity
                 if not backend.is_up or self.warmed_identities[w] == identity:
                     continue
-                prompts = [each for each in self.warm_prompts if each.worker == w]
-                # The list has every prompt computed, also after one has failed.
-                if all([await self._compute_prompt(backend, each.prompt) for each in prompts]):
+                warm_prompts = [each for each in self.warm_prompts if each.worker == w]
+                # A list, not a generator, so that every prompt is computed, also after one has failed.
+                if all([await self._compute_prompt(backend, each.prompt) for each in warm_prompts]):
                     # `live` forgets a worker's pins when it notes a restart, so it must know of this start
                     # first.
                     self._note_who_is_up(_now_s())
                     self.warmed_identities[w], self.kept_prompts[w] = identity, []
-                    for each in prompts:
+                    for each in warm_prompts:
                         # `blocks_of` takes token ids as a list, as they come in the JSON of requests.
                         prompt = list(each.prompt) if isinstance(each.prompt, tuple) else each.prompt
                         blocks = blocks_of(prompt)
@@ -288,7 +288,7 @@ class LiveRouter:
         return False
 
     async def _hold_client_open(self, _: web.Application) -> AsyncIterator[None]:
-        """While the router runs, hold open `client`, by which workers are reached, and watch the attempts."""
+        """While the router runs, keep `client` open, which sends to workers, and watch the attempts."""
         # `_watch` limits how long an answer takes, and `max_in_flight` the number of connections.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
@@ -426,7 +426,8 @@ class LiveRouter:
                     status = 502
                     if isinstance(error, WorkerRefusedError):
                         status = 429 if error.status == 429 else 502
-                        if all(w in failed or not each.is_up for w, each in enumerate(self.backends)):
+                        backends = enumerate(self.backends)
+                        if all(w in failed or not backend.is_up for w, backend in backends):
                             break  # Every worker that is up has refused the request.
                     self.retries += 1
         finally:
@@ -492,7 +493,7 @@ class LiveRouter:
 
     @asynccontextmanager
     async def _on_worker(self, w: int, reply: Reply, failed: set[int], limit_s: float) -> AsyncIterator[None]:
-        """Keep account of the request on worker `w` while the block runs.
+        """Note the request as one on worker `w` while the block runs.
 
         The block ends with a WorkerError if the worker goes down or has not begun to answer within `limit_s`;
         then `w` joins `failed`.
@@ -755,7 +756,6 @@ class LiveRouter:
         return web.json_response({"object": "list", "data": [{"id": self.fleet.llm.name, "object": "model"}]})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        """The router's metrics for Prometheus."""
         return web.Response(
             text=router_metrics.metrics_text(self, _now_s()),
             headers={"Content-Type": "text/plain; version=0.0.4"},

@@ -24,8 +24,8 @@ class WorkerStatus(Protocol):
 
 
 class RouterCounts(Protocol):
-    """What a router counts. `poison` counts requests refused because workers died of them, `ttft_counts` the
-    streams by the least edge of TTFT_EDGES_S that their time to the first byte (TTFT) does not exceed.
+    """What a router counts. `poison` counts requests refused because workers died of them. `ttft_counts`
+    counts streams by the bucket of their time to the first byte (TTFT): its upper edge in TTFT_EDGES_S.
     """
 
     live: LiveFleet
@@ -75,7 +75,6 @@ class _Metric(NamedTuple):
 
 
 def _router_metrics(router: RouterCounts) -> list[_Metric]:
-    """The metrics of the router as a whole."""
     connections = router.connections
     return [
         _Metric("requests_total", "counter", "Requests by how they ended", router.outcomes, "outcome"),

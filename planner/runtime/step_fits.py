@@ -203,8 +203,9 @@ def _predicted_s(worker: WorkerType, table: StepTable) -> Floats:
 
 
 def _with_host(worker: WorkerType) -> StepLatency:
-    """The fit of a worker type before a correction by measured steps: its step times, and the host's time in
-    every step, or the rest of it that asynchronous scheduling does not hide.
+    """The worker type's fit with the host's time added to every step, for a correction by measured steps.
+
+    With asynchronous scheduling only the part of the host's time that it does not hide is added.
     """
     is_async = worker.engine is not None and worker.engine.async_scheduling
     host, rest = worker.host

@@ -11,8 +11,9 @@ writes the log itself, one JSON object per line:
 
 The first line has vLLM's version, and whether it schedules asynchronously. Times are CLOCK_MONOTONIC, which
 all processes of a machine share. A step ends when its tokens are on the host. It starts at the end of the
-step before, because users also wait for the engine's work between two steps. But if the engine had no work
-before, and in logs with `own`, it starts when it was scheduled, though not before that end.
+step before, because users also wait for the engine's work between two steps. There are two exceptions: if
+the engine had no work before the step, or the line has `own`, the step starts when it was scheduled, but not
+before the end of the step before.
 
 In a step, a prefill is a request whose prompt is computed, a decode one that gets its next token. The
 `cached_tokens` of a step are the tokens of its prefills that were computed before it, in this engine or found
@@ -176,7 +177,7 @@ class StepLog:
             written = self.file.write(self.lines)
             del self.lines[:written]
             self.written_bytes += written
-            # A file ends with a whole line, so a write in part does not end it.
+            # A file must end with a whole line, so it is not closed after a write in part.
             if self.most_bytes and not self.lines and self.written_bytes >= self.most_bytes // 2:
                 self.file.close()
                 self.file, self.written_bytes = None, 0
@@ -281,9 +282,9 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
         computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         for name, tokens in computed.items():
             log.scheduled(name, now_s, tokens)
-        # vLLM calls a request cached that it scheduled before. This has nothing to do with the KV cache.
-        known = output.scheduled_cached_reqs
-        computed |= dict(zip(known.req_ids, known.num_computed_tokens, strict=True))
+        # vLLM calls the requests that it has scheduled before "cached"; the KV cache is not meant.
+        continued = output.scheduled_cached_reqs
+        computed |= dict(zip(continued.req_ids, continued.num_computed_tokens, strict=True))
         # The field is absent in some versions, and may be None.
         for name in getattr(output, "preempted_req_ids", None) or ():
             log.preempted(name)

@@ -1,4 +1,4 @@
-"""Keeps account of workers that fail again and again, and of requests that may have killed a worker.
+"""Counts the failures of workers, and notes requests that may have killed a worker.
 
 A worker that fails its requests at once has the shortest queue, so most policies would send it most of the
 requests. So a worker that failed LEAST_FAILURES times in a row is passed over for 1, 2, 4 ... LONGEST_REST_S

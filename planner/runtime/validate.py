@@ -203,8 +203,8 @@ async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
     """Run `work`; SIGINT, SIGTERM and SIGHUP cancel it, so that its engines are stopped before this ends."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(signal_number, task.cancel)
     await task
 
 

@@ -228,7 +228,7 @@ def verdict_text(validation: Validation) -> str:
             f"among them, ran in {100 * largest_frac:.0f} % of the time of an engine's steps"
         )
         undisturbed_frac = _worst_error_frac(validation.undisturbed) if validation.undisturbed else math.nan
-        if undisturbed_frac < _worst_error_frac(comparison):  # Not so if either is NaN.
+        if undisturbed_frac < _worst_error_frac(comparison):  # False if either is NaN.
             text += (
                 "; queues multiply such delays. Without interruptions the largest error is "
                 f"{100 * undisturbed_frac:.1f} %"
@@ -327,8 +327,8 @@ def _is_kept(comparison: MeasuredComparison) -> bool | None:
 
 
 def _replanned_document(replanned: Replanned, fleet: Fleet) -> dict[str, Any]:
-    """Whether the plan's `fleet` keeps the SLO by its own and by corrected step times; the workers per pool
-    of the plan, and of the smallest fleets that keep the SLO by either; None for a fleet that was not found.
+    """Whether the plan's `fleet` keeps the SLO by its own and by corrected step times, and the smallest
+    fleets that do: for each fleet its workers per pool, or None if it was not found.
     """
     fleets = {"plan": fleet, "fewest_by_own_fits": replanned.fewest_before, "fewest": replanned.fewest_after}
     return {
@@ -336,8 +336,8 @@ def _replanned_document(replanned: Replanned, fleet: Fleet) -> dict[str, Any]:
         "kept": replanned.kept_after,
         "is_exact": replanned.is_exact,
         **{
-            name: None if each is None else {pool.name: pool.count for pool in each.running_pools}
-            for name, each in fleets.items()
+            key: None if smallest is None else {pool.name: pool.count for pool in smallest.running_pools}
+            for key, smallest in fleets.items()
         },
     }
 
@@ -376,7 +376,6 @@ def _scatter_summary(predicted: Floats, measured: Floats) -> dict[str, float | N
 
 
 def _quantile_or_none(values: Floats, frac: float) -> float | None:
-    """This quantile of the values; None without values."""
     return float(np.quantile(values, frac)) if len(values) else None
 
 
@@ -395,7 +394,8 @@ def error_rows(validation: Validation) -> list[dict[str, str]]:
     """The errors as rows of text by column, for the tables of report.html and of `plan validate`.
 
     If there are comparisons without interruptions, or with corrected fits, each adds a column of errors. If
-    engines have a clock of their own (`Validation.as_run`), the corrected one is without interruptions too.
+    engines have a clock of their own (`Validation.as_run`), the column of corrected fits is without
+    interruptions too.
     """
     undisturbed, corrected = "without interruptions", "with corrected fits"
     if validation.undisturbed:

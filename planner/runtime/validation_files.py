@@ -21,8 +21,7 @@ from planner.reports.curves import POINTS as CURVE_POINTS
 from planner.reports.drawing import BLUE, GUIDE, VERMILLION, CaptionedChart
 from planner.reports.encoding import data_of_rows
 from planner.reports.output import requests_csv
-from planner.reports.page import charts_html as drawn
-from planner.reports.page import figures_html, page_html, section_html, table_html
+from planner.reports.page import charts_html, figures_html, page_html, section_html, table_html
 from planner.runtime.analysis import Validation
 from planner.runtime.measured_against_simulated import ComparedRun, MeasuredComparison
 from planner.runtime.step_fits import with_corrections
@@ -65,7 +64,6 @@ def render_files(validation: Validation) -> dict[str, str]:
 
 
 def _page_html(validation: Validation) -> str:
-    """The page report.html."""
     fleet, values = validation.setup.fleet, validation_document(validation)
     lead = [verdict_text(validation), *values["notes"]]
     if values["client_late_s"] > LATE_S:
@@ -82,7 +80,7 @@ def _page_html(validation: Validation) -> str:
             "Predicted and measured",
             _table_html(error_rows(validation), "Predicted and measured", range(1, 7)) + _errors_note(values),
         ),
-        section_html("Distributions", drawn(_distribution_charts(validation))),
+        section_html("Distributions", charts_html(_distribution_charts(validation))),
         section_html("The SLO", _slo_html(validation)),
         section_html("Request by request", _requests_html(validation, values)),
         section_html("Step by step", _steps_html(validation)),
@@ -149,12 +147,10 @@ def _headline_html(values: Mapping[str, Any]) -> str:
 
 
 def _share_text(frac: float | None) -> str:
-    """A share as text, "12.34 %"; a dash where there is none."""
     return "-" if frac is None else show_share(frac)
 
 
 def _seconds_text(seconds: float | None) -> str:
-    """Seconds as text, "1.23 s"; a dash where there are none."""
     return show_s(math.nan if seconds is None else seconds)
 
 
@@ -179,14 +175,14 @@ def _distribution_charts(validation: Validation) -> list[CaptionedChart]:
     """A chart per metric with the measured and the predicted distribution, if both have values."""
     comparison = validation.comparison
     sides = {"measured": comparison.measured, "predicted": comparison.predicted}
-    pictured = []
+    captioned = []
     for metric in (key for key, row in METRICS.items() if not row.is_of_agents):
         curves = {name: _cumulative_curve(run, metric, comparison) for name, run in sides.items()}
         if all(len(curve[0]) for curve in curves.values()):
             name = METRICS[metric].name
             caption = f"Distribution of the {name}, as measured and as predicted."
-            pictured.append(CaptionedChart(metric, _curves_chart(curves, name), caption))
-    return pictured
+            captioned.append(CaptionedChart(metric, _curves_chart(curves, name), caption))
+    return captioned
 
 
 def _cumulative_curve(
@@ -234,17 +230,17 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
 
 def _scatter_charts(validation: Validation) -> list[CaptionedChart]:
     """Charts of predicted against measured TTFT and E2E, a point for each request."""
-    pictured = []
+    captioned = []
     metrics: tuple[Metric, ...] = ("ttft", "e2e")
     for metric in metrics:
         predicted, measured = validation.comparison.scatter(metric)
         if len(measured):
             name = METRICS[metric].name
             caption = f"The {name} of each request: on the line, prediction and measurement are equal."
-            pictured.append(
+            captioned.append(
                 CaptionedChart(f"{metric}-by-request", _scatter_chart(measured, predicted, name), caption)
             )
-    return pictured
+    return captioned
 
 
 def _requests_html(validation: Validation, values: Mapping[str, Any]) -> str:
@@ -258,7 +254,7 @@ def _requests_html(validation: Validation, values: Mapping[str, Any]) -> str:
         for metric, errors in values["scatter"].items()
     ]
     errors_table = _table_html(lines, "Errors request by request", (1, 2))
-    return f"{drawn(_scatter_charts(validation))}<div class=below>{errors_table}</div>"
+    return f"{charts_html(_scatter_charts(validation))}<div class=below>{errors_table}</div>"
 
 
 def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
@@ -346,7 +342,7 @@ def _steps_html(validation: Validation) -> str:
         "half.</p>"
     )
     errors = _table_html(lines, "Errors step by step")
-    return f"{drawn(_step_charts(validation))}<div class=below>{errors}</div>{note}"
+    return f"{charts_html(_step_charts(validation))}<div class=below>{errors}</div>{note}"
 
 
 def _step_charts(validation: Validation) -> list[CaptionedChart]:

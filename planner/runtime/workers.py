@@ -254,9 +254,9 @@ class LiveWorker:
         if not self.place.log_bytes:
             return {launch.STEP_LOG: str(path)}
         step_logs = sorted(self.place.folder.glob(f"{glob.escape(self.place.name)}.*.steps.jsonl*"))
-        for old in step_logs[:-1]:
+        for old_log in step_logs[:-1]:
             with suppress(OSError):
-                old.unlink()
+                old_log.unlink()
         return {launch.STEP_LOG: str(path), launch.STEP_LOG_BYTES: str(self.place.log_bytes)}
 
     def _shorten_log(self) -> None:
@@ -274,8 +274,8 @@ class LiveWorker:
         deadline_s = time.monotonic() + self.patience.start_s
         async with self._client() as client:
             while time.monotonic() < deadline_s:
-                if self._exit is not None:
-                    return f"did not start ({_exit_text(self._exit)})"
+                if self._exit_code is not None:
+                    return f"did not start ({_exit_text(self._exit_code)})"
                 if await self._is_healthy(client):
                     return ""
                 if self.foreign_server:
@@ -313,7 +313,7 @@ class LiveWorker:
             role_task.cancel()
 
     @property
-    def _exit(self) -> int | None:
+    def _exit_code(self) -> int | None:
         """The exit code of the engine's process; None while it runs, and before its start."""
         return None if self.process is None else self.process.returncode
 
@@ -335,7 +335,7 @@ class LiveWorker:
 
     async def _stop(self) -> None:
         """Ask the engine to end. When its first process has ended, or `stop_s` is over, kill what is left."""
-        if self.process is not None and self._exit is None:
+        if self.process is not None and self._exit_code is None:
             self._signal(signal.SIGTERM)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.process.wait(), self.patience.stop_s)
@@ -505,12 +505,12 @@ def rehearsal_commands(*, prefix_cache: bool = False, by_priority: bool = False)
 
     def command(place: WorkerPlace, port: int) -> EngineCommand:
         """The command that starts the fake engine at this place and port."""
-        kind = place.pool.type
+        worker_type = place.pool.type
         settings: dict[str, Any] = {
-            "kv_tokens": kind.kv_tokens,
-            "max_num_seqs": kind.max_num_seqs,
-            "max_num_batched_tokens": kind.max_num_batched_tokens,
-            "latency": asdict(kind.latency),
+            "kv_tokens": worker_type.kv_tokens,
+            "max_num_seqs": worker_type.max_num_seqs,
+            "max_num_batched_tokens": worker_type.max_num_batched_tokens,
+            "latency": asdict(worker_type.latency),
             "prefix_cache": prefix_cache and place.pool.role != "decode",
             "by_priority": by_priority,
         }

@@ -1,7 +1,7 @@
-"""Discrete-event check of a fleet: exact engine steps over a trace.
+"""Simulates a fleet on a trace, step by step of every engine.
 
-initial_state.py fills the kernel's arrays, kernel.py runs the events, read_results.py reads what became of
-the requests, and slo_verdict.py judges that against an SLO. replay.py joins them all.
+initial_state.py fills the kernel's arrays, kernel.py runs the events, read_results.py reads the results of
+the requests, and slo_verdict.py judges them by an SLO. replay.py joins them all.
 """
 
 from planner.simulator.replay import simulate

@@ -22,7 +22,7 @@ from planner.units import count_text
 # Fields of LoraCost (planner/models/lora.py, which gives their formulas): what adapters add to a step, and
 # what it takes to load one.
 COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")
-# A worker type: how many adapters its GPUs and its host's memory hold, and its costs.
+# The record of a worker type: how many adapters its GPUs and its host's memory hold, and its COSTS.
 SETTING = np.dtype([("max_loras", "i8"), ("max_cpu_loras", "i8"), *((name, "f8") for name in COSTS)])
 # The first and the last request of a linked list.
 ASIDE = np.dtype([("head", "i8", (1,)), ("tail", "i8", (1,))])

@@ -146,7 +146,7 @@ def _replace_oldest(adapters, slots, slot_at, uses, count, a):
 
 
 @kernel_jit
-def _bring_to_slot(state, w, a, kind):
+def _bring_to_slot(state, w, a, setting):
     """Bring adapter a, which worker w's next step needs, into a slot; returns the seconds of its loads."""
     adapters, seconds = state.adapters, 0.0
     stamp = adapters.numbers[STAMP]
@@ -154,9 +154,9 @@ def _bring_to_slot(state, w, a, kind):
     if adapters.cpu_slots.shape[1] > 0:
         cpu_slot_at, cpu_slot_uses = adapters.cpu_slot_at[w], adapters.cpu_slot_uses[w]
         if cpu_slot_at[a] == NONE:
-            seconds += kind.disk_s
+            seconds += setting.disk_s
             leaving = _replace_oldest(
-                adapters, adapters.cpu_slots[w], cpu_slot_at, cpu_slot_uses, kind.max_cpu_loras, a
+                adapters, adapters.cpu_slots[w], cpu_slot_at, cpu_slot_uses, setting.max_cpu_loras, a
             )
             # vLLM drops an adapter from the GPU with its copy in memory.
             if leaving > 0 and slot_at[leaving] != NONE:
@@ -164,8 +164,8 @@ def _bring_to_slot(state, w, a, kind):
                 slots[gpu_slot], adapters.slot_uses[w, gpu_slot], slot_at[leaving] = 0, 0, NONE
         cpu_slot_uses[cpu_slot_at[a]] = stamp
     if slot_at[a] == NONE:
-        seconds += kind.load_s
-        _replace_oldest(adapters, slots, slot_at, adapters.slot_uses[w], kind.max_loras, a)
+        seconds += setting.load_s
+        _replace_oldest(adapters, slots, slot_at, adapters.slot_uses[w], setting.max_loras, a)
         adapters.loads[w] += 1
         adapters.numbers[LOADING] += 1
     adapters.slot_uses[w, slot_at[a]] = stamp
@@ -182,7 +182,7 @@ def adapters_s(state, l):
     if active == 0:
         return 0.0
     w = lane.worker
-    kind = adapters.settings[state.workers[w].type]
+    setting = adapters.settings[state.workers[w].type]
     tokens, seconds = 0.0, 0.0
     for slot in range(lane.decodes * lane.is_decoding):
         if adapters.adapter_of[state.slots[l, slot].request] > 0:
@@ -191,10 +191,10 @@ def adapters_s(state, l):
         if adapters.adapter_of[state.chunks[l, i].request] > 0:
             tokens += state.chunks[l, i].tokens
     for i in range(active):
-        seconds += _bring_to_slot(state, w, adapters.step[i], kind)
-    seconds += kind.kernels_s + active * kind.read_s + tokens * kind.token_s
+        seconds += _bring_to_slot(state, w, adapters.step[i], setting)
+    seconds += setting.kernels_s + active * setting.read_s + tokens * setting.token_s
     # Each token reads the experts' matrices that it visits, until those of all adapters of the step are read.
-    return seconds + min(tokens * kind.visited_frac, float(active)) * kind.experts_s
+    return seconds + min(tokens * setting.visited_frac, float(active)) * setting.experts_s
 
 
 @where_has("adapters", lambda state: False)
@@ -210,9 +210,9 @@ _fill_slots = kernel_jit(fill_slots)
 def forget_adapters(state, w):
     """Forget the adapters of worker w, which is down: it comes back with those of its start."""
     adapters = state.adapters
-    kind = adapters.settings[state.workers[w].type]
+    setting = adapters.settings[state.workers[w].type]
     adapters.waiting[w, :] = 0
-    _fill_slots(adapters.slots[w], adapters.slot_at[w], adapters.slot_uses[w], kind.max_loras)
+    _fill_slots(adapters.slots[w], adapters.slot_at[w], adapters.slot_uses[w], setting.max_loras)
     if adapters.cpu_slots.shape[1] > 0:
         cpu_slot_at, cpu_slot_uses = adapters.cpu_slot_at[w], adapters.cpu_slot_uses[w]
-        _fill_slots(adapters.cpu_slots[w], cpu_slot_at, cpu_slot_uses, kind.max_cpu_loras)
+        _fill_slots(adapters.cpu_slots[w], cpu_slot_at, cpu_slot_uses, setting.max_cpu_loras)

@@ -149,18 +149,18 @@ def start_step(state, l, time_s):
     w = state.lanes[l].worker
     worker = state.workers[w]
     is_vllm = state.types[worker.type].batching == VLLM_V1
-    before = preemptions = worker.preemptions
-    is_idle = _form_step(state, l, time_s, before)
+    preemptions_before = preemptions = worker.preemptions
+    is_idle = _form_step(state, l, time_s, preemptions_before)
     while is_idle and is_vllm and (worker.formed_s < np.inf or worker.preemptions > preemptions):
         # vLLM had tried to form this step while the one before ran, and found nothing to do. It tries again
-        # now, and knows of all requests that have come and of all blocks that were given back meanwhile. It
-        # also tries again where a request was preempted, as that may have a place in the next attempt.
+        # now, when it knows of all requests that have come and of all blocks that were given back meanwhile.
+        # It also tries again after a preemption, because the preempted request may fit into the next attempt.
         worker.formed_s = np.inf
         worker.late_blocks, worker.late_seats = ZERO, ZERO
         release_late(state, w)
         depart_late(state, w)
         preemptions = worker.preemptions
-        is_idle = _form_step(state, l, time_s, before)
+        is_idle = _form_step(state, l, time_s, preemptions_before)
     depart_late(state, w)  # Only now, as the step was formed without the seats of requests that have ended.
 
 
@@ -180,7 +180,7 @@ def _form_step(state, l, time_s, preemptions):
     if kind.is_async and polls_now(state, lane.worker):
         while worker.head[UNKNOWN] != NONE and is_known(state, worker, worker.head[UNKNOWN]):
             enqueue_request(state, lane.worker, pop_first(state.requests, worker, UNKNOWN))
-    if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
+    if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:  # There a batch stays on its lane to its end.
         _gather_decodes(state, l)
     if kind.batching == VLLM_V1:
         has_preempted = _form_vllm_step(state, l, time_s)
@@ -189,7 +189,7 @@ def _form_step(state, l, time_s, preemptions):
     store_step(state, l, time_s)
     if lane.prefills == 0 and (lane.decodes == 0 or lane.is_decoding == 0):
         lane.run_steps = 0
-        set_time(state, l, next_load_s(state, lane.worker, time_s))
+        set_time(state, l, next_load_s(state, lane.worker, time_s))  # The lane is idle until a load ends.
         if worker.running == 0:
             worker.idle_since_s = time_s
         return True
@@ -202,8 +202,8 @@ def _form_step(state, l, time_s, preemptions):
     if goes_on and kind.kv_delay_steps > 0 and _is_next_fuller(state, worker):
         goes_on = False
     if kind.is_async and worker.head[INBOUND] != NONE:
-        # Hand-offs may wait for a token or a slot of the step without those that end with this run, which is
-        # formed before its last step.
+        # The step after this run is formed before the run's last step has ended. If hand-offs may wait there
+        # for a token of the budget or for an adapter's slot, the run is this one step.
         goes_on = goes_on and not passes_over(state) and lane.decodes * lane.width < kind.token_budget
     _launch_step(state, l, time_s, goes_on)
     worker.late_blocks, worker.late_seats = ZERO, ZERO
@@ -255,17 +255,17 @@ def _is_next_fuller(state, worker):
 
     The engine does not know of it yet, or seats and blocks for it are given back too late.
     """
-    waits, r = worker.first_waiting != NONE or worker.head[READY] != NONE, worker.head[READY]
+    has_waiting, r = worker.first_waiting != NONE or worker.head[READY] != NONE, worker.head[READY]
     # Any of READY may go first where it is in order of priority, or where requests without a slot for their
     # adapter are passed over.
     if r != NONE and (passes_over(state) or state.types[worker.type].by_priority > 0):
         while r != NONE and _has_kv(state, worker, r):
             r = state.requests[r].next
-    is_early = r != NONE and not _has_kv(state, worker, r)
-    are_late = worker.head[LEAVING] != NONE or worker.late_blocks + worker.late_seats > 0
+    lacks_kv = r != NONE and not _has_kv(state, worker, r)
+    gives_back_late = worker.head[LEAVING] != NONE or worker.late_blocks + worker.late_seats > 0
     # A run of an engine that polls ends where it looks for requests (`cut_at_poll`).
-    is_heard = worker.head[UNKNOWN] != NONE and state.types[worker.type].poll_steps <= 1
-    return is_heard or is_early or (waits and are_late)
+    has_unknown = worker.head[UNKNOWN] != NONE and state.types[worker.type].poll_steps <= 1
+    return has_unknown or lacks_kv or (has_waiting and gives_back_late)
 
 
 @kernel_jit
@@ -334,7 +334,7 @@ def admit_request(state, w, r, time_s):
     """
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
-    _leave_queue(state, w, r, time_s)
+    _take_from_queue(state, w, r, time_s)
     note_no_load(state, r)  # Requests that are loaded are seated by `_seat_loaded`.
     if kind.batching != VLLM_V1:
         cached_blocks = request.computed_tokens // BLOCK  # `take_prefix` has counted them.
@@ -344,7 +344,7 @@ def admit_request(state, w, r, time_s):
 
 
 @kernel_jit
-def _leave_queue(state, w, r, time_s):
+def _take_from_queue(state, w, r, time_s):
     """Take request r out of the queue of worker w; it uses what the worker has cached of its prompt."""
     worker, request = state.workers[w], state.requests[r]
     # The keys of scheduling batch b are b * LONGEST and more (`slots.enqueue_request`). Preempted requests
@@ -385,8 +385,8 @@ def seat_ready(state, l):
 def seat_request(state, l, r):
     """Let sequence r, whose KV is on the worker, join the decodes of lane l.
 
-    If nobody has seen a token of it, its first step computes the last token of its prompt again. That token
-    does not count as cached then, and has no time.
+    If nobody has seen a token of it, its first step computes the last token of its prompt again. Then that
+    token does not count as cached, and the sequence has no last token yet (`last_token_s` is NaN).
     """
     w, request = state.lanes[l].worker, state.requests[r]
     if request.generated_tokens == 0:
@@ -457,7 +457,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    step_blocks, spent = blocks_for(lane, ONE) * lane.is_decoding, ZERO  # Decodes that wait take none.
+    step_blocks, spent = blocks_for(lane, ONE) * lane.is_decoding, ZERO  # Waiting decodes take no blocks.
     evict_idle(state, w, step_blocks, time_s)
     # The list is rebuilt: a prompt that is not complete after this step goes back into it.
     following, worker.head[PARTIAL] = worker.head[PARTIAL], NONE
@@ -467,26 +467,25 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         n = _chunk_tokens(state, l, r, longest, spent)
         spent += n
         if n == 0 or _take_chunk(state, l, r, n, step_blocks, time_s):
-            # A prompt of Sarathi is only cut where the token budget ends, so there is none for those that
-            # wait.
+            # Sarathi cuts a prompt only where the token budget ends, so none is left for waiting prompts.
             may_admit = may_admit and kind.batching != SARATHI
-            if n == 0 or kind.batching == VLLM_V1:  # Sarathi puts it back when this step has ended.
+            if n == 0 or kind.batching == VLLM_V1:  # For Sarathi kernel._end_lane puts it back.
                 append_to_list(state.requests, worker, PARTIAL, r)
     if not may_admit:
         return
     budget = kind.token_budget - lane.decodes * lane.is_decoding * lane.width - spent
-    note_running(state, l)  # Which LoRA adapters the step has so far.
+    note_running(state, l)  # Note the LoRA adapters of the step so far.
     if worker.head[READY] != NONE and kind.batching == VLLM_V1 and lane.is_decoding:
         budget = _seat_handed_over(state, l, budget)
         step_blocks = blocks_for(lane, ONE)
         # Evict now: the requests that have ended give their blocks back only after this step is formed.
         evict_idle(state, w, step_blocks, time_s)
     budget = _seat_loaded(state, l, longest, step_blocks, budget, time_s)
-    r = ZERO  # NONE once nobody who waits can be admitted, and seats and tokens are left.
+    r = ZERO  # NONE at the end if the loop ends for want of requests, not of seats, tokens or blocks.
     while budget > 0 and worker.running + worker.late_seats < kind.seats:
         r = next_with_slot(state, w)
         nodes = nodes_to_load(state, w, r)
-        if nodes == NONE:  # Nodes of its prefix are being loaded for another request.
+        if nodes == NONE:  # Nodes of r's prefix are being loaded for another request.
             pass_over(state, w, r)
             continue
         if r == NONE or not can_admit(state, l, r, step_blocks, time_s):
@@ -525,7 +524,7 @@ def _load_prefix(state, l, r, nodes, step_blocks, time_s):
         return False
     if not hold_nodes(state, w, r, nodes, time_s):
         return False
-    _leave_queue(state, w, r, time_s)
+    _take_from_queue(state, w, r, time_s)
     loaded_tokens = begin_load(state, w, r, nodes, time_s)
     line_up_for_kv(state, w, state.offload.memories[w], LOADING, r)
     add_load(state, w, -float(loaded_tokens), 0.0, 0.0)  # They are not computed, so not pending.
@@ -694,7 +693,7 @@ def _blocks_until_short(state, l, longest):
     """KV blocks that the running requests take in the next step until one of them finds too few free.
 
     Prompts and decodes take blocks in the order of their admission. If all find enough, the result is what
-    all of them take. A cache gives up as many blocks before a request is preempted.
+    all of them take. So many blocks are evicted from the prefix cache before a request is preempted.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]

@@ -383,8 +383,8 @@ def output_token_s(worker_type: WorkerType, context_tokens: float, batch: int = 
 
 
 def _most_uses(trace: Trace, depth: npt.NDArray[np.int64], window_s: float) -> int:
-    """The most nodes that prompts have which arrive within `window_s` of each other. `depth` (n,) is the
-    number of nodes of each prompt.
+    """The most nodes of prompts that arrive within `window_s` of each other. `depth` (n,) is the number of
+    nodes of each prompt.
     """
     nodes_before = np.concatenate(([0], np.cumsum(depth)))  # (n + 1,) nodes of all prompts before each.
     first_in_window = np.searchsorted(trace.arrival_s, trace.arrival_s - window_s)

@@ -314,7 +314,7 @@ def _hit_blocks(state, w, r, nodes):
 
 @kernel_jit
 def _part_used(state, w, r, nodes, whole):
-    """The entry of the node after the first `whole` of request r, if that is cached; else NONE."""
+    """The entry of the node after the first `whole` of request r, if that node is cached; else NONE."""
     if whole < nodes:
         return find_entry(state, w, node_at(state, r, whole))
     return _last_whole_node(state, w, r, nodes)
@@ -363,17 +363,17 @@ def take_prefix(state, w, r, time_s):
         _use_entry(state, w, r, i, find_entry(state, w, node_at(state, r, i)))
     if whole > 0:
         _note_attention_window(state, w, node_at(state, r, whole - 1))
-    part, rest = _part_used(state, w, r, nodes, whole), blocks - whole * node_blocks
-    if part != NONE and rest > 0:
+    part_entry, part_blocks = _part_used(state, w, r, nodes, whole), blocks - whole * node_blocks
+    if part_entry != NONE and part_blocks > 0:
         # The node's other blocks are computed once more: into blocks of the request's own (`own_blocks`) if
         # others use the cached ones, else into the cached ones, which the caller counts among the request's
         # new blocks.
-        again = node_blocks - rest
-        prompt.own_blocks = again * (caches.entries[part].refs > 0)
-        _use_entry(state, w, r, whole, part)
-        state.workers[w].used_blocks -= again - prompt.own_blocks
+        recomputed_blocks = node_blocks - part_blocks
+        prompt.own_blocks = recomputed_blocks * (caches.entries[part_entry].refs > 0)
+        _use_entry(state, w, r, whole, part_entry)
+        state.workers[w].used_blocks -= recomputed_blocks - prompt.own_blocks
     elif whole == depth_on(state, w, r) and _finds_left_blocks(state, w, r):
-        _reuse_left_blocks(state, w, r, rest)
+        _reuse_left_blocks(state, w, r, part_blocks)
     hit = blocks * BLOCK
     request.computed_tokens = hit
     if prompt.hit_tokens == NONE:
@@ -470,7 +470,6 @@ def _release_entry(state, w, e, is_late):
 
 @kernel_jit
 def _unlist_late(state, w, e):
-    """Take entry e out of its worker's list of late entries."""
     cache, entries = state.caches.workers[w], state.caches.entries
     older, newer = entries[e].older, entries[e].newer
     if older == NONE:
@@ -570,14 +569,14 @@ def evict_idle(state, w, coming, time_s):
     late for this step (layout.py).
     """
     worker, cache = state.workers[w], state.caches.workers[w]
-    room = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks - coming
-    while cache.idle_blocks > 0 and cache.idle_blocks > room:
+    most_idle_blocks = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks - coming
+    while cache.idle_blocks > 0 and cache.idle_blocks > most_idle_blocks:
         e = cache.oldest
         entry = state.caches.entries[e]
         # Blocks of no node can go one by one, a node only as a whole.
-        if entry.node < NONE and entry.blocks > cache.idle_blocks - room:
-            entry.blocks -= cache.idle_blocks - room
-            cache.idle_blocks = max(room, ZERO)
+        if entry.node < NONE and entry.blocks > cache.idle_blocks - most_idle_blocks:
+            entry.blocks -= cache.idle_blocks - most_idle_blocks
+            cache.idle_blocks = max(most_idle_blocks, ZERO)
             return
         unlist_idle(state, w, e)
         _evict_entry(state, w, e, time_s)
@@ -615,16 +614,17 @@ def _evict_entry(state, w, e, time_s):
 def _add_notice(state, w, node, time_s):
     """Tell the router at `time_s` that worker w has evicted a node: put a notice among those under way.
 
-    Notices are in order of time. Most come in it, but evictions in a run of decode steps are found later.
+    Notices are in order of time. Most are added in that order, but those of evictions in a run of decode
+    steps come later.
     """
     caches = state.caches
     notices, size = caches.notices, len(caches.notices)
-    at = caches.numbers[FIRST_NOTICE] + caches.numbers[NOTICES]
+    place = caches.numbers[FIRST_NOTICE] + caches.numbers[NOTICES]
     caches.numbers[NOTICES] += 1
-    while at > caches.numbers[FIRST_NOTICE] and notices[(at - 1) % size].time_s > time_s:
-        notices[at % size] = notices[(at - 1) % size]
-        at -= 1
-    notice = notices[at % size]
+    while place > caches.numbers[FIRST_NOTICE] and notices[(place - 1) % size].time_s > time_s:
+        notices[place % size] = notices[(place - 1) % size]
+        place -= 1
+    notice = notices[place % size]
     notice.time_s, notice.worker, notice.node = time_s, w, node
 
 
@@ -752,7 +752,7 @@ def remember_routed(state, w, r, time_s, prefill_s):
 
 @kernel_jit
 def note_output(state, r):
-    """Count the output of request r, which has finished, in the mean of e2's window, if it is in that."""
+    """Count the output of request r, which has finished, in the mean of e2's window, if r is in it."""
     prompt = state.caches.prompts[r]
     if prompt.worker == NONE or prompt.output_tokens != NONE:
         return

@@ -208,18 +208,18 @@ def see_late(state, time_s):
         state.counters[BROKEN] |= state.counters[IN_DOUBT] > 0
     requests, until_s = state.requests, state.policy[LATEST_S]
     for k in range(len(state.limits)):
-        watched = state.limits[k]
-        if watched.metric != TTFT and watched.metric != E2E:
+        limit = state.limits[k]
+        if limit.metric != TTFT and limit.metric != E2E:
             continue
-        r, limit_s = watched.seen, watched.limit_s
+        r, limit_s = limit.seen, limit.limit_s
         while r < len(requests) and requests[r].arrival_s + limit_s < time_s:
             is_done = requests[r].status != UNFINISHED
-            if watched.metric == TTFT and not np.isnan(requests[r].first_token_s):
+            if limit.metric == TTFT and not np.isnan(requests[r].first_token_s):
                 is_done = True
             if not is_done and in_window(state, requests[r].arrival_s) and _limits_request(state, k, r):
-                watched.late += 1
+                limit.late += 1
             r += 1
-        watched.seen, watched.seen_s = r, time_s
+        limit.seen, limit.seen_s = r, time_s
         if r < len(requests):
             until_s = min(until_s, requests[r].arrival_s + limit_s)
     return until_s
@@ -282,8 +282,8 @@ def record_gap(state, w, start_s, gap_s, sequences):
 
 @where_has("classes", lambda state, l, start_s, first_s, growth_s, steps, sequences: None)
 def record_classes(state, l, start_s, first_s, growth_s, steps, sequences):
-    """Record the gaps of the first `sequences` decodes of lane l once more for each class that has a limit on
-    tbt, or several: `is_new` is true at the first of them.
+    """Record the gaps of the first `sequences` decodes of lane l once more for each class with a limit on
+    tbt. `is_new`: no earlier limit on tbt is of the same class.
     """
     for k in range(len(state.limits)):
         of_class, is_new = state.limits[k].of_class, state.limits[k].metric == TBT

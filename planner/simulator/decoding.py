@@ -66,30 +66,31 @@ def accept_drafts(state, l, time_s):
     for slot in range(lane.decodes):
         entry = state.slots[l, slot]
         r = entry.request
-        left = entry.finish_step - lane.decode_step
-        tokens_before = state.requests[r].output_tokens - left - 1  # Output tokens before this step.
-        more = ZERO
+        tokens_left = entry.finish_step - lane.decode_step
+        tokens_before = state.requests[r].output_tokens - tokens_left - 1  # Output tokens before this step.
+        accepted = ZERO
         # A handed-over decode begins with one token, or with none if the prefill worker's is discarded.
         if worker.role != DECODE or tokens_before > 1 - kind.discards_token:
             draw = _random_unit(kind.draw_seed, r, tokens_before)
-            # `accepted` are the chances P_1, P_2, ...: one draw decides how many drafts are accepted.
-            while more < min(drafts, left) and draw < kind.accepted[more]:
-                more += 1
-        if more > 0:
+            # `kind.accepted` are the chances P_1, P_2, ...: one draw decides how many drafts are accepted.
+            while accepted < min(drafts, tokens_left) and draw < kind.accepted[accepted]:
+                accepted += 1
+        if accepted > 0:
             lane.residue[entry.context_offset % BLOCK] -= 1
-            entry.context_offset += more
+            entry.context_offset += accepted
             lane.residue[entry.context_offset % BLOCK] += 1
-            entry.finish_step -= more
-            lane.kv_sum += more
-            zero_gaps += more
-            count_zero_gaps_of_class(state, lane.worker, r, more, time_s)
-            for _ in range(more):
+            entry.finish_step -= accepted
+            lane.kv_sum += accepted
+            zero_gaps += accepted
+            count_zero_gaps_of_class(state, lane.worker, r, accepted, time_s)
+            for _ in range(accepted):
                 charge_token(state, lane.worker, r)
         lane.next_finish_step = min(lane.next_finish_step, entry.finish_step)
         entry.held_blocks = entry.next_blocks
-        c = entry.context_offset + lane.decode_step
-        unknown = (drafts - more) * kind.is_async  # Rejected drafts that the engine still takes for accepted.
-        needed = blocks_for_next_step(kind, lane, state.requests[r], c + unknown)
+        context_tokens = entry.context_offset + lane.decode_step
+        # An asynchronous engine does not know yet of rejected drafts, and takes them for accepted.
+        unknown = (drafts - accepted) * kind.is_async
+        needed = blocks_for_next_step(kind, lane, state.requests[r], context_tokens + unknown)
         entry.next_blocks = max(needed, entry.held_blocks)
         lane.coming_blocks += entry.next_blocks - entry.held_blocks
     if zero_gaps > 0:
@@ -101,7 +102,7 @@ def evict_for_run(state, l, steps, taken_blocks, time_s):
     """Evict idle entries for the `taken_blocks` that the first `steps` steps of the run of lane l take.
 
     Where routers hear of evictions later (NOTICE_S), each eviction counts from the beginning of the step that
-    takes its block. `used_blocks` does not have the blocks of the run yet.
+    takes its block. `used_blocks` does not count the blocks of the run yet.
     """
     lane = state.lanes[l]
     w = lane.worker

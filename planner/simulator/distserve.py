@@ -10,8 +10,8 @@ the last rank has run its batch; its request then queues at rank 0 for the next 
 
 Memory. A prefill worker keeps a prompt's KV until the decode worker has fetched it, and the decode worker
 fetches it once it has room for the whole request. Workers of both roles reserve the blocks of a request when
-they take it. The authors' simulator counts no memory and moves KV in no time: the same as an endless cache
-and link here.
+they take it. The authors' simulator counts no memory and moves KV in no time; here a cache and a link without
+limits give the same.
 
 Routing. The policy "least-waiting" is the authors': it counts the requests that wait at rank 0 for their
 prefill or are prefilled by it, and the decodes that wait at rank 0. A worker whose decodes all run therefore
@@ -241,7 +241,7 @@ def _place_next_token(state, w, r, time_s):
         worker.used_blocks -= _reserved_blocks(state, w, r)
         worker.running -= 1
         finish_request(state, w, r, time_s)
-        _use_room(state, w, time_s)
+        _use_free_blocks(state, w, time_s)
     elif worker.role != PREFILL:
         if worker.role == DECODE:
             _count_waiting(state, w, ONE)
@@ -253,16 +253,16 @@ def _place_next_token(state, w, r, time_s):
             worker.used_blocks -= _reserved_blocks(state, w, r)
             worker.running -= 1
             reject_request(state, r)
-            _use_room(state, w, time_s)
+            _use_free_blocks(state, w, time_s)
             return
         request.decode_worker = v
         assign_request(state, v, r, 1.0)
         append_to_list(state.requests, state.workers[v], INBOUND, r)
-        _use_room(state, v, time_s)
+        _use_free_blocks(state, v, time_s)
 
 
 @kernel_jit
-def _use_room(state, w, time_s):
+def _use_free_blocks(state, w, time_s):
     """Fetch the KV of requests that wait for worker w as long as it has room for them, and wake its first
     rank if prompts wait. Called when blocks of w become free, and when a request is handed off to it.
     """

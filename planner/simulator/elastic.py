@@ -80,36 +80,29 @@ class ElasticPool:
 class MetricsReading:
     """The metrics of engines and router at `time_s`, and over the `interval_s` before it.
 
-    Arrays (P,) are by pool of the fleet. A rate or mean of nothing is NaN.
-
-    At that time: `ready`, `starting` and `draining` workers, and `limbo`, the requests for which there is no
-    worker at all. Of the ready workers: the requests that run, each in one of the max_num_seqs places of its
-    engine (`running`); those that are assigned to a worker and do not run yet, as prompts that queue or as
-    hand-offs (`waiting`); and the mean share of KV blocks in use (`kv_frac`).
-
-    Over the interval: requests that arrived at the pool, and requests that finished there; of the finished
-    ones mean prompt and output tokens and mean gap between tokens (TPOT); the mean TTFT of requests that got
-    their first token. In a prefill pool a request finishes with its first token, and output tokens and TPOT
-    are NaN. In a decode pool hand-offs arrive, and TTFT is NaN. A request that has lost its worker counts
-    where it was routed last.
-
-    The first reading is at time zero, with an interval of `every_s`.
+    Arrays (P,) are by pool of the fleet. A mean of nothing is NaN. In a prefill pool a request finishes with
+    its first token, and output tokens and TPOT are NaN. In a decode pool hand-offs arrive, and TTFT is NaN. A
+    request that has lost its worker counts where it was routed last. The first reading is at time zero, with
+    an interval of `every_s`.
     """
 
     time_s: float
     interval_s: float
+    # Workers at `time_s`.
     ready: Ints
     starting: Ints
     draining: Ints
-    waiting: Ints
-    running: Ints
-    kv_frac: Floats
-    limbo: int
+    # On the ready workers at `time_s`.
+    waiting: Ints  # Requests that do not run yet: prompts that queue, and hand-offs.
+    running: Ints  # Requests that have one of the max_num_seqs places of their engine.
+    kv_frac: Floats  # The mean share of KV blocks in use.
+    limbo: int  # Requests for which there is no worker at all.
+    # Requests in the interval.
     arrived: Ints
     finished: Ints
-    input_tokens: Floats
+    input_tokens: Floats  # The mean over the finished ones, as are output tokens and TPOT.
     output_tokens: Floats
-    ttft_s: Floats
+    ttft_s: Floats  # The mean over those that got their first token.
     tpot_s: Floats
 
 
@@ -239,8 +232,8 @@ def simulate_elastic(
     `pools` (P,) say how each pool of the fleet may change. If a pool shrinks, its workers that still start
     are given up first, the latest requested first; then ready ones, the latest ready first, and among equals
     the one with the highest number, as a Kubernetes ReplicaSet does. A worker that is gone leaves its number
-    to the next one. Spot interruptions are drawn with the fleet's policies.seed, for each life of each number
-    by itself, from the moment the worker is ready.
+    to the next one. Spot interruptions are drawn with the fleet's policies.seed, for each worker that takes a
+    number by itself, from the moment it is ready.
 
     Requests that find no worker wait in limbo as long as one that is off could hold them. They are left
     unfinished if none finishes for LIMBO_PATIENCE_S plus the time of a start after the last arrival.
@@ -405,8 +398,8 @@ def run_to_the_end(runs: Sequence[_ElasticRun], *, stop_early: bool = False) -> 
 
 @dataclass(slots=True, eq=False)
 class _WorkerSlot:
-    """The place of a worker in a pool, which one worker after the other takes; the fields are of the present
-    one, which has the number `lives`.
+    """A numbered place in a pool, which one worker after the other takes. The fields describe the present
+    worker; `lives` is the number of its life.
     """
 
     number: int
@@ -451,7 +444,7 @@ class _ElasticRun:
             for _ in range(pool.count):
                 self.slots.append(_WorkerSlot(len(self.slots), p, len(pool_of_worker), pool.type.dp))
                 pool_of_worker += [p] * pool.type.dp
-        self.of_pool = [[slot for slot in self.slots if slot.pool == p] for p in range(len(pools))]
+        self.slots_by_pool = [[slot for slot in self.slots if slot.pool == p] for p in range(len(pools))]
         self.state = state._replace(disturbances=np.zeros(0, layout.DISTURBANCE))
         is_prefill = np.array([int(pool.role == "prefill") for pool in fleet.pools])
         self.counting = readings.Counting(state, np.array(pool_of_worker), is_prefill)
@@ -476,7 +469,9 @@ class _ElasticRun:
     # Events.
 
     def add_event(self, time_s: float, kind: int, slot: int = 0) -> None:
-        """Add an event about the present life of a slot; it is ignored if that is over by then."""
+        """Add an event about the present life of a slot; it is ignored if that life is over by then. Events
+        that are about no worker have slot 0, which is not read.
+        """
         self.events_added += 1
         if time_s < math.inf:
             life = self.slots[slot].lives
@@ -498,7 +493,7 @@ class _ElasticRun:
         self.wanted = self.elastic_fleet.first_sizes
         for p, size in enumerate(self.wanted):
             self.stock.take(self.types[p], size)
-            for slot in self.of_pool[p][:size]:
+            for slot in self.slots_by_pool[p][:size]:
                 slot.phase = _READY
                 self.draw_interruption(slot)
         if (limit := self.stock.first_exceeded()) is not None:
@@ -665,7 +660,9 @@ class _ElasticRun:
     def start_worker(self, slot: _WorkerSlot) -> None:
         """Start a worker, warm while fewer than `warm` of its pool start so."""
         pool = self.pools[slot.pool]
-        warm_starts = sum(other.is_warm for other in self.of_pool[slot.pool] if other.phase == _STARTING)
+        warm_starts = sum(
+            other.is_warm for other in self.slots_by_pool[slot.pool] if other.phase == _STARTING
+        )
         self.stock.take(self.types[slot.pool])
         slot.phase, slot.is_warm = _STARTING, warm_starts < pool.warm
         slot.requested_s, slot.given_up_s, slot.was_taken = self.now_s, math.inf, False
@@ -754,7 +751,7 @@ class _ElasticRun:
 
     def read_metrics(self) -> None:
         """Note what controllers may see: workers and requests now, and means since the last reading."""
-        counting, phases = self.counting, [[slot.phase for slot in pool] for pool in self.of_pool]
+        counting, phases = self.counting, [[slot.phase for slot in pool] for pool in self.slots_by_pool]
         limbo = counting.count(int(self.state.counters[layout.ENTERED]), self.now_s)
         # By figure (rows) and pool (columns). Counts are copied, as the next reading overwrites them.
         counts, sums = counting.counts.T.copy(), counting.sums.T
@@ -813,18 +810,18 @@ class _ElasticRun:
 
     def resize_pools(self) -> None:
         """Start workers or give them up until each pool has as many as wanted, or numbers or GPUs run out."""
-        alive = []
-        for slots, wanted in zip(self.of_pool, self.wanted, strict=True):
+        present_counts = []
+        for slots, wanted in zip(self.slots_by_pool, self.wanted, strict=True):
             present = [slot for slot in slots if slot.phase in (_STARTING, _READY)]
             for slot in sorted(present, key=_order_of_giving_up)[: max(len(present) - wanted, 0)]:
                 self.give_up_worker(slot)
-            alive.append(min(len(present), wanted))
+            present_counts.append(min(len(present), wanted))
         lacks_numbers, lacks_gpus, gets_workers = False, False, False
-        missing = {p for p, wanted in enumerate(self.wanted) if alive[p] < wanted}
+        missing = {p for p, wanted in enumerate(self.wanted) if present_counts[p] < wanted}
         while missing:
             # The pool with the smallest share of the workers it wants comes first.
-            p = min(missing, key=lambda p: (alive[p] / self.wanted[p], p))
-            free_slot = next((slot for slot in self.of_pool[p] if slot.phase == _OFF), None)
+            p = min(missing, key=lambda p: (present_counts[p] / self.wanted[p], p))
+            free_slot = next((slot for slot in self.slots_by_pool[p] if slot.phase == _OFF), None)
             if free_slot is None:  # All numbers are taken, some by workers that drain.
                 lacks_numbers = True
                 missing.discard(p)
@@ -835,8 +832,8 @@ class _ElasticRun:
                 continue
             self.start_worker(free_slot)
             gets_workers = True
-            alive[p] += 1
-            if alive[p] == self.wanted[p]:
+            present_counts[p] += 1
+            if present_counts[p] == self.wanted[p]:
                 missing.discard(p)
         if not lacks_gpus:
             self.waits_since_s = math.inf

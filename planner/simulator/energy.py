@@ -22,7 +22,7 @@ from planner.simulator.layout import run_seconds
 from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
-LEAST_IDLE_FRAC = 1e-9  # A worker that is idle for less of the window is never idle, but for rounding.
+LEAST_IDLE_FRAC = 1e-9  # A smaller idle share of the window is rounding: the worker was never idle.
 LEAST_WINDOW_S = 1e-9  # A window without length counts as this long, because energy is divided by the length.
 
 

@@ -304,8 +304,8 @@ def _list_pools(state: State) -> None:
 
 
 def _with_first_hand_offs(state: State) -> State:
-    """The state; if the first hand-off between two workers takes extra time, with `met_s` (W, W), the time
-    from which on two workers are connected: infinite, as none are yet.
+    """The state, with `met_s` (W, W) if the first hand-off between two workers takes extra time: the time
+    from which on two workers are connected. It is infinite, as none are connected yet.
     """
     if not (state.types["first_hand_off_s"] > 0).any() or not (state.workers["role"] == layout.DECODE).any():
         return state

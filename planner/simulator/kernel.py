@@ -173,9 +173,9 @@ def _may_return(state, pool, r):
     need = blocks_of(request.input_tokens + request.output_tokens)
     for w in range(len(state.workers)):
         worker = state.workers[w]
-        leaves = worker.is_up == DRAINING and state.policy[REPURPOSE_S] < np.inf
+        changes_role = worker.is_up == DRAINING and state.policy[REPURPOSE_S] < np.inf
         is_of_pool = (worker.role == DECODE) == (pool == BACK)
-        if worker.is_up != 1 and not leaves and is_of_pool and fits_worker(state, w, need):
+        if worker.is_up != 1 and not changes_role and is_of_pool and fits_worker(state, w, need):
             return True
     return False
 
@@ -184,7 +184,7 @@ def _may_return(state, pool, r):
 def send_held(state, time_s, cause):
     """Send the requests that the router holds back, in order, until there is no worker for the next one.
 
-    One that no worker holds that is up, since that went down meanwhile, keeps no others waiting.
+    If the only workers that could hold a request went down, the request does not keep the others waiting.
     """
     while state.counters[HELD] != NONE:
         r = state.counters[HELD]
@@ -212,8 +212,8 @@ def _send_or_park(state, r, w, time_s, cause):
 
 @kernel_jit
 def _send_to_worker(state, r, w, time_s, cause):
-    """Send request r to worker w, which computes its prompt. If the API server of w needs time to make tokens
-    of the text, the request enters the engine after that time.
+    """Send request r to worker w, which computes its prompt. If the API server of w needs time to tokenize
+    the text, the request enters the engine after that time.
     """
     request, worker = state.requests[r], state.workers[w]
     request.prefill_worker, request.decode_worker = w, NONE  # A decode worker of an earlier try is forgotten.
@@ -231,10 +231,10 @@ def _send_to_worker(state, r, w, time_s, cause):
 
 @kernel_jit
 def _enter_engine(state, r, w, time_s, cause):
-    """Put request r, whose prompt is tokens now, into the queue of worker w's engine, and wake the engine."""
+    """Put request r, whose prompt is tokenized, into the queue of worker w's engine, and wake the engine."""
     request, worker = state.requests[r], state.workers[w]
     is_first = worker.first_waiting == NONE
-    charge_running(state, w, time_s)
+    charge_running(state, w, time_s)  # Tenants' service up to now decides where r stands in the queue.
     kind = state.types[worker.type]
     if kind.is_async:
         request.known_s = known_s(time_s, cause)
@@ -253,8 +253,8 @@ def _enter_engine(state, r, w, time_s, cause):
 
 @kernel_jit
 def _end_reading(state, time_s):
-    """Take the next request whose prompt an API server has made tokens of. On a prefill or mixed worker it
-    enters the engine; on a decode worker it asks for its KV. If a worker went down meanwhile, it is lost.
+    """Take the next request whose prompt an API server has tokenized. On a prefill or mixed worker it enters
+    the engine; on a decode worker it asks for its KV. If a worker went down meanwhile, it is lost.
     """
     r = state.counters[READING]
     state.counters[READING] = remove_root(state.requests, r)
@@ -293,8 +293,8 @@ def _release_kv(state, w, r):
 def hand_off(state, r, time_s, cause):
     """Choose a decode worker for request r, whose KV is on its prefill worker.
 
-    The decode worker fetches the KV once the router has sent it the request, and its API server has made
-    tokens of the prompt.
+    The decode worker fetches the KV once the router has sent it the request, and its API server has tokenized
+    the prompt.
     """
     request = state.requests[r]
     flip_if_due(state, BACK, time_s)
@@ -315,8 +315,8 @@ def hand_off(state, r, time_s, cause):
         request.epoch_back = worker.epoch
         sent_s = time_s + kind.hand_off_s
         worker.read_s = max(worker.read_s, sent_s) + kind.prompt_token_s * request.input_tokens
-        asks_s = max(worker.read_s, _kv_readable_s(state, request.prefill_worker, v, worker.read_s))
-        state.counters[READING] = insert_in_heap(state.requests, state.counters[READING], r, asks_s)
+        request_kv_s = max(worker.read_s, _kv_readable_s(state, request.prefill_worker, v, worker.read_s))
+        state.counters[READING] = insert_in_heap(state.requests, state.counters[READING], r, request_kv_s)
     else:
         _request_kv(state, r, time_s, cause)
 
@@ -398,7 +398,8 @@ def _end_request(state, w, r, time_s):
 def _end_done_unordered(state, l, time_s):
     """End the decodes of lane l that have their last token, and find when the next of its decodes ends.
 
-    One pass does both: into an emptied slot moves the last one, and no slot moves to a place before it.
+    One pass does both, because the last slot moves into an emptied one, and so to no place that the pass has
+    left behind.
     """
     lane, slot, soonest = state.lanes[l], ZERO, LATEST_STEP
     decode_step = lane.decode_step  # In a variable, since LLVM would read the field for every slot.
@@ -793,11 +794,11 @@ def simulate_events(fields, closed_loop, stop_early):
     seen_until_s = -np.inf if stop_early and closed_loop == 0 and len(state.after) == 0 else np.inf
     while state.counters[DONE] < n:
         entity, time_s = state.heap[0], next_time_s(state)
-        starts = entity < link and state.lanes[entity].run_steps == 0
+        starts_step = entity < link and state.lanes[entity].run_steps == 0
         # The next arrival is the soonest of three: a request that arrives by its own time, one that waited
-        # for another to finish (`freed`), and a prompt of which a server has made tokens (`reading`). An
-        # arrival is caused (`is_caused`) if the event before it brought it about: then steps that start at
-        # this moment come first.
+        # for another to finish (`freed`), and a prompt that a server has tokenized (`reading`). An arrival is
+        # caused (`is_caused`) if the event before it brought it about: then steps that start at this moment
+        # come first.
         r, is_caused = entered, closed_loop > 0
         is_released = entered < state.counters[RELEASED]
         coming_s = state.requests[entered].arrival_s + front_end_s if is_released else np.inf
@@ -809,7 +810,7 @@ def simulate_events(fields, closed_loop, stop_early):
         is_read = reading != NONE and state.requests[reading].key <= coming_s
         if is_read:
             coming_s, is_caused = state.requests[reading].key, False
-        is_arrival = coming_s < time_s or (coming_s == time_s < np.inf and not (starts and is_caused))
+        is_arrival = coming_s < time_s or (coming_s == time_s < np.inf and not (starts_step and is_caused))
         if is_arrival and is_read:
             time_s = coming_s
             _end_reading(state, time_s)
@@ -825,7 +826,7 @@ def simulate_events(fields, closed_loop, stop_early):
             route_arrival(state, r, time_s, cause if is_caused else NONE)
         elif time_s == np.inf:
             return  # Nothing will ever happen again: every worker is down.
-        elif starts:
+        elif starts_step:
             start_steps(state, entity, time_s)
             end_restart(state, entity, time_s)
         elif entity == link:

@@ -29,10 +29,9 @@ A shared store is one memory and one link of all workers, as with vLLM's Mooncak
 what any of them has stored. A node is in the store once the step that computes it has ended, since others
 could not load it sooner. A request that needs nodes that are being loaded for another one loads them too. A
 node does not leave while a worker loads it, until that worker forms its next step. The store outlives
-workers. With asynchronous scheduling a worker looks into it when a step is formed, so that it finds nothing
-that others have stored between that and the beginning of the step. What has left the store meanwhile comes
-back into it, as what was used longest ago and in place of others, since the worker that has found it holds on
-to it.
+workers. With asynchronous scheduling a worker looks into the store when it forms a step, some time before the
+step begins. It does not find nodes that others store in that time. A node that it found, and that leaves the
+store in that time, comes back as the one used longest ago, in place of others, because the worker keeps it.
 
 Workers that decode alone have no such memory: a prompt that was preempted there is computed, as their caches
 keep no nodes.
@@ -42,7 +41,8 @@ the lambda in its decorator. The memory of worker w, of W workers, is the entrie
 number W + w (a shared store's are under W). There `refs` counts the loads of a node, and `is_cached` marks
 the nodes of an offer; on a worker they say that requests use a node, and that it is cached. The fields of
 `memories` and `loads` are explained in offload_layout.py. Letters: w is a worker, l one of its lanes (a
-batch, layout.py), r a request, e an entry, i a node of a prompt, from the root on.
+batch, layout.py), r a request, e an entry, i a node of a prompt, from the root on. The fields of entries have
+32 bits; casts to int64 keep the variables that hold numbers of entries at one type.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def loading_count(state, w):
 
 @where_has("offload", lambda state, w, time_s: np.inf)
 def next_load_s(state, w, time_s):
-    """When the first load ends of those of which worker w does not know yet, and `time_s` if that is past;
-    infinity without such a load.
+    """The end of the first load of which worker w does not know yet, but at least `time_s`; infinity without
+    such a load.
     """
     offload, soonest = state.offload, np.inf
     r = offload.memories[w].head[LOADING]
@@ -116,8 +116,8 @@ def note_ended_loads(state, w, time_s):
     """Let worker w, which forms a step, learn of loads that ended by `time_s`.
 
     The requests of these loads run from step `known_step` on. Nodes of loads that the worker knows to have
-    ended may be evicted again. Nodes of requests that have left, of which a step knew that is simulated in a
-    run with others without being formed, have counted as used since.
+    ended may be evicted again. Most steps of a run are simulated without being formed; if one of them was the
+    first to know that a request had left, the request's nodes are made the most recently used here.
     """
     offload, worker = state.offload, state.workers[w]
     memory = offload.memories[w]
@@ -157,16 +157,17 @@ def _count_loads(state, w, r, sign):
 
 @kernel_jit
 def _is_found(state, w, node):
-    """Whether the memory of worker w had a node when the worker formed the step that is being formed.
+    """Whether worker w finds a node in its memory for the step that is being formed.
 
-    Asynchronous engines form a step as the one before begins (`formed_s`); only of a shared store does that
-    matter, as no other worker fills a memory that is not shared.
+    An asynchronous engine looks when the step before begins (`formed_s`; infinite without a step in flight).
+    That matters for a shared store alone, because no other worker fills a memory that is not shared.
     """
     worker, offload = state.workers[w], state.offload
     formed_s = worker.formed_s
-    is_now = offload.memories[w].is_shared == 0 or state.types[worker.type].is_async == 0
-    if is_now or formed_s == np.inf:
+    looks_now = offload.memories[w].is_shared == 0 or state.types[worker.type].is_async == 0
+    if looks_now or formed_s == np.inf:
         return find_entry(state, _memory_number(state, w), node) != NONE
+    # Whether the node was there at `formed_s`: stored and not left yet, or returned.
     return offload.stored_s[node] <= formed_s < offload.left_s[node] or offload.returned_s[node] <= formed_s
 
 
@@ -234,8 +235,8 @@ def put_aside_back(state, w):
 
 @kernel_jit
 def hold_nodes(state, w, r, nodes, time_s):
-    """Put those of the next `nodes` nodes of request r that have left the shared store since the step was
-    formed back into it. False, and some may be missing, where too few others can leave for them.
+    """Put back those of the next `nodes` nodes of request r that have left the shared store since its worker
+    found them. False, with some nodes still missing, if too few others can leave for them.
     """
     caches, number = state.caches, _memory_number(state, w)
     if state.offload.memories[w].is_shared == 0:
@@ -319,7 +320,6 @@ def _list_in_memory(state, w, e):
     """Make entry e the most recently used one of worker w's memory. If the memory is full, its oldest entry
     goes to the disk.
     """
-    # The fields of entries have 32 bits. The casts to int64 keep all variables of entries at one type.
     memory, entries = state.offload.memories[w], state.caches.entries
     list_idle(state, _memory_number(state, w), e)
     entries[e].is_on_disk = 0
@@ -378,8 +378,10 @@ def store_step(state, l, time_s):
 
 @kernel_jit
 def _release_known_loads(state, w):
-    """Let nodes leave the shared store whose load worker w knows to have ended when it forms the step after
-    the one that is being formed: with asynchronous scheduling it does so as that one begins, which is now.
+    """Let the nodes of ended loads leave the shared store, if worker w is asynchronous.
+
+    Such a worker forms the step after the one that is being formed here (number steps + 2 in all) when that
+    one begins, which is now. Loads that it then knows to have ended keep their nodes no longer.
     """
     worker = state.workers[w]
     r = state.offload.memories[w].head[LOADING]
@@ -393,11 +395,11 @@ def _release_known_loads(state, w):
 
 @small_jit
 def _has_seen_leave(state, w, r):
-    """Whether worker w knew, when it formed the step that is being formed, that request r had left it. An
-    engine without a step in flight (`formed_s` infinite) knows of all that have left.
+    """Whether worker w knows, in the step that is being formed, that request r has left it. An engine without
+    a step in flight (`formed_s` infinite) knows of all that have left.
 
-    In a shared store what another worker does next depends on it. There it counts when the step after this
-    one is formed, which is now, and that knows of all that have left.
+    With a shared store the answer matters to other workers at once. An asynchronous worker forms the step
+    after this one now, and then knows of all that have left.
     """
     worker = state.workers[w]
     if state.offload.memories[w].is_shared:

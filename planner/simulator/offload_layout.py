@@ -53,8 +53,8 @@ LOAD = np.dtype(  # What a request loads from the memory of its worker, and stor
         ("end_s", "f8"),  # ... and when it ends.
         ("known_step", "i8"),  # The worker's first step that may include it, 0 until the load has ended.
         ("stored", "i8"),  # How many of its nodes, from the root on, it has offered to the memory.
-        # When the request leaves, its nodes from `first_seen` to `last_seen` (places in its path) become the
-        # most recently used of the memory. NONE if there are none.
+        # When the request leaves, its nodes from `first_seen` to `last_seen` - 1 (places in its path) become
+        # the most recently used of the memory. `first_seen` is NONE if there are none.
         ("first_seen", "i8"),
         ("last_seen", "i8"),
         ("loaded_tokens", "i8"),  # Tokens that were loaded when it was first admitted, NONE before.

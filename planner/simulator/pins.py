@@ -70,10 +70,10 @@ def pinned_nodes(fleet: Fleet, trace: Trace) -> list[npt.NDArray[np.int32]]:
         node, nodes = -1, []  # -1: the root's parent.
         for block in prefix.block_ids:
             first, last = np.searchsorted(parents, node, "left"), np.searchsorted(parents, node, "right")
-            at = first + np.searchsorted(ordered[first:last], block)
-            if at == last or ordered[at] != block:
+            place = first + np.searchsorted(ordered[first:last], block)
+            if place == last or ordered[place] != block:
                 break
-            node = int(order[at])
+            node = int(order[place])
             nodes.append(node)
         nodes_of_prefixes.append(np.array(nodes, np.int32))
     return nodes_of_prefixes

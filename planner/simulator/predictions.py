@@ -110,7 +110,6 @@ def note_end(state, w, r, tokens):
 
 @small_jit
 def forget_errors(worker):
-    """Set the worker's errors to zero."""
     worker.error_tokens, worker.error_sequences = 0.0, 0.0
 
 

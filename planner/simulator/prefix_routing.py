@@ -126,9 +126,10 @@ def route_by_prefix(state, r, time_s):
 
 @small_jit
 def _hears_evictions(state, policy):
-    """Whether a routing depends on what is evicted during runs of decode steps: it looks at caches, or at
-    pending prompt tokens, among which those that it took to be cached do not count. Places of dlpm-turns
-    depend on what it took to be cached too.
+    """Whether a routing policy depends on what is evicted during runs of decode steps.
+
+    It does if it looks at caches, or at pending prompt tokens, which leave out the tokens that the router
+    took to be cached. Places of dlpm-turns depend on the tokens taken to be cached too.
     """
     by_turns = state.types[0].queue_order == TURNS
     if policy >= AFFINITY:

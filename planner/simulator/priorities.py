@@ -1,13 +1,14 @@
-"""Which running requests are in the next step of a vLLM that goes by priority, where KV blocks are short, and
-who gets KV from elsewhere first.
+"""Scheduling by priority, as in vLLM: which running requests are in the next step if KV blocks are short, and
+in which order requests get KV from elsewhere.
 
 Each request brings a number, its priority: the smallest goes first, and of equals the first to arrive. The
 orders of prompts that deploy so are `is_by_priority` in planner/policies.py; TYPE.by_priority marks them.
 
-The running requests take their tokens and blocks in order of admission, as in any order. Who finds too few
-blocks preempts the one of largest priority among all that run, be it in the step already or not: what that
-had of the token budget goes to those that follow. A request that preempts itself ends the round, and all
-that follow are left out of the step. The preempted wait for their next admission by their priority.
+The running requests take their tokens and blocks in order of admission, as in any order. A request that
+finds too few blocks preempts the running request of largest priority, whether that one is in the step already
+or not; its tokens of the step's budget go to the requests that follow. A request that preempts itself ends
+the round, and all that follow are left out of the step. Preempted requests wait for their next admission by
+their priority.
 
 Requests whose KV comes from a prefill worker or from CPU memory are lined up by priority too, among
 themselves: first for blocks, then, once the KV is there, for a seat.
@@ -182,14 +183,14 @@ def line_up_for_kv(state, w, owner, list_number, r):
 
 @kernel_jit
 def goes_after(state, w, r, other):
-    """Whether request r is less urgent on worker w than `other`, or that is NONE."""
+    """Whether request r is less urgent on worker w than `other`, or `other` is NONE."""
     if other == NONE:
         return True
-    mine, its = priority_of(state, w, r), priority_of(state, w, other)
-    if mine != its:
-        return mine > its
-    arrival_s, its_arrival_s = state.requests[r].arrival_s, state.requests[other].arrival_s
-    return arrival_s > its_arrival_s or (arrival_s == its_arrival_s and r > other)
+    priority, other_priority = priority_of(state, w, r), priority_of(state, w, other)
+    if priority != other_priority:
+        return priority > other_priority
+    arrival_s, other_arrival_s = state.requests[r].arrival_s, state.requests[other].arrival_s
+    return arrival_s > other_arrival_s or (arrival_s == other_arrival_s and r > other)
 
 
 @kernel_jit

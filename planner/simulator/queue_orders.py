@@ -112,9 +112,9 @@ def _count_waiting_prompt(state, w, r):
     if tenant.waiting == 0:
         tenant.credit = min(tenant.credit, 0.0)
         least = np.inf
-        for v in range(tenants.shape[1]):
-            if tenants[w, v].waiting > 0:
-                least = min(least, tenants[w, v].served)
+        for other in range(tenants.shape[1]):
+            if tenants[w, other].waiting > 0:
+                least = min(least, tenants[w, other].served)
         last_tenant = state.caches.workers[w].served_tenant
         if least == np.inf and last_tenant != NONE:
             least = tenants[w, last_tenant].served

@@ -363,7 +363,6 @@ def _stop_at_backlog(state: State, trace: Trace, patience_s: float) -> None:
 
 
 def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None:
-    """Run the fleet's engine to its end."""
     engine, policies = engine_of(fleet), fleet.policies
     if engine == OF_SPLITWISE:
         splitwise.simulate(

@@ -432,19 +432,21 @@ def _keeps_constraints(state, w, r):
     batch = int(worker.assigned) + 1
     if batch > kind.seats:
         return False
-    future = worker.future_tokens + request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
+    future_tokens = (
+        worker.future_tokens + request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
+    )
     # The worker's table of step times by tokens begins at `table`. A step takes tables[table + tokens] + k[1]
     # decodes + k[2] KV tokens (FIVE_NUMBERS in step_times.py).
     table, k, tables = kind.table_at[0], kind.numbers, state.tables
-    step_s = tables[table + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta
+    step_s = tables[table + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future_tokens / theta
     if step_s > tbt_s:  # (b)
         return False
-    if future > theta * kind.kv_blocks * float(BLOCK):  # (e)
+    if future_tokens > theta * kind.kv_blocks * float(BLOCK):  # (e)
         return False
     if worker.role == DECODE:
         return True
     tokens = worker.pending_tokens + request.input_tokens
-    # The prompts are computed in whole steps of the token budget, and one with the rest.
+    # The prompts are computed in whole steps of the token budget, and one more step for the other tokens.
     whole = int(tokens) // kind.token_budget
     wait_s = (
         whole * tables[table + kind.token_budget] + tables[table + int(tokens) - whole * kind.token_budget]
@@ -472,9 +474,10 @@ def _renew_predictions(state, w, time_s):
 
 @kernel_jit
 def _update_saved_s(state, pool, time_s):
-    """Set `least_saved_s` of each worker [s]: the least, over its decodes, of the time that a decode is ahead
-    of the policy's TBT at `time_s`: that TBT times its output tokens so far, less the time since its first
-    token. It is infinite without decodes.
+    """Set `least_saved_s` of each worker [s]: by how much its most urgent decode is ahead at `time_s`.
+
+    A decode is ahead by the policy's TBT times its output tokens so far, less the time since its first token.
+    Without decodes `least_saved_s` is infinite.
     """
     for i in range(state.counters[SIZE + pool]):
         worker = state.workers[state.pools[pool, i]]
@@ -495,9 +498,9 @@ def _update_saved_s(state, pool, time_s):
 def _rebalance_request(state, pool, r, need, planned):
     """Aladdin's Algorithm 2, for request r alone: the worker to which it moves from the `planned` one.
 
-    Of the workers that keep every constraint, that worker is chosen that brings its own prediction error and
-    the planned worker's closest to zero. The request stays if no move brings them closer, or if the planned
-    worker breaks a constraint itself.
+    Among the workers that keep every constraint, the request goes to the one with which its prediction error
+    and the planned worker's together come closest to zero. The request stays if no move brings them closer,
+    or if the planned worker breaks a constraint itself.
 
     The error of a worker (tokens l^e, sequences b^e) is its distance from the line k2 l^e + c2 b^e = 0.
     """

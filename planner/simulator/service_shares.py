@@ -40,8 +40,8 @@ from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
 Spans = npt.NDArray[np.float64]  # (S, 2): starts and ends [s] of disjoint spans of time, in order.
-SHARE_TOLERANCE = 1e-9  # A share that is too small by no more than this part of it is too small by rounding.
-PARTS_TOLERANCE = 1e-12  # Rounding may lose so much of a span, which must not lose a window.
+SHARE_TOLERANCE = 1e-9  # A share that misses a guarantee by no more than this fraction misses it by rounding.
+PARTS_TOLERANCE = 1e-12  # Rounding may shorten a span by this fraction, which must not lose a window.
 
 
 @dataclass(frozen=True, slots=True)

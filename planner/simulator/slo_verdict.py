@@ -55,7 +55,7 @@ class WindowResult:
 class LineVerdict:
     """One limit and what the simulation says of it. `value_s` is NaN where gaps were not recorded.
 
-    `judged` is the number of values that were held against the limit. A line without any such value holds.
+    `judged` is the number of values that were compared with the limit. A line without any such value holds.
 
     With `slo: {every: ...}` the line holds only if each window does; `worst` is the window with the largest
     value, None without `every` or where values were left out.
@@ -117,7 +117,7 @@ class Verdict:
 
     @property
     def is_judged(self) -> bool:
-        """Whether any value was held against a limit. Without one the SLO holds, which says nothing."""
+        """Whether any value was compared with a limit. Without one the SLO holds, which says nothing."""
         lines_judged = any(line.judged for line in self.lines) or any(
             line.windows for line in self.guarantees
         )
@@ -359,7 +359,7 @@ def jain_index(values: Floats) -> float:
 
 
 def judge_slo(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True) -> Verdict:
-    """Hold a simulation, run with `limits=slo.limits`, against the SLO.
+    """Judge a simulation, run with `limits=slo.limits`, by the SLO.
 
     Without `with_percentiles` the percentile of each line is NaN, which is quicker; whether the SLO holds is
     the same. Raises ValueError if the simulation watched other limits. With `every` and limits on tbt it
@@ -549,8 +549,8 @@ def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
         for number, selector in enumerate(slo.selectors)
     ]
     # Requests of no class have the patience of the whole SLO.
-    if (rest := last & (simulation.of_class < 0)).any():
-        of_classes.append(_patient_share(simulation, rest, slo.patience_of(None, end_s - start_s)))
+    if (of_no_class := last & (simulation.of_class < 0)).any():
+        of_classes.append(_patient_share(simulation, of_no_class, slo.patience_of(None, end_s - start_s)))
     return min(of_classes)  # By share, then by patience.
 
 

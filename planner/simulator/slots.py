@@ -1,4 +1,4 @@
-"""Requests and the room they take on a worker: seats, KV blocks, and the slots of the decodes that run.
+"""What requests take on a worker: seats, KV blocks, and the slots of the decodes that run.
 
 A seat is a place among the sequences that an engine runs at once (max_num_seqs). A lane is where a worker
 forms batches, one of several with pipeline parallelism (layout.py). A slot is the record of one running
@@ -100,17 +100,16 @@ def steps_with_blocks(lane, free):
     In BLOCK steps each takes one block, so whole rounds of BLOCK steps are counted first.
     """
     steps = (free // lane.decodes) * BLOCK
-    rest = free % lane.decodes
+    free_in_round = free % lane.decodes
     while True:
-        rest -= lane.residue[(-(lane.decode_step + steps)) % BLOCK]
-        if rest < 0:
+        free_in_round -= lane.residue[(-(lane.decode_step + steps)) % BLOCK]
+        if free_in_round < 0:
             return steps
         steps += 1
 
 
 @small_jit
 def _routing_score(weight, worker):
-    """What a router scores a worker, or a rank, by."""
     return (
         weight[0] * worker.pending_tokens
         + weight[1] * worker.assigned
@@ -399,8 +398,8 @@ def _ranked_tokens(kind, request):
 
 @kernel_jit
 def priority_of(state, w, r):
-    """The place of request r in the queue order of worker w, smallest first: vLLM's priority where engines go
-    by one (TYPE.by_priority), in all orders but those that look at caches, and in no scheduling batches.
+    """The number by which worker w sorts request r in its queue, smallest first; where engines go by priority
+    (TYPE.by_priority) it is vLLM's priority. Not for scheduling batches, nor for orders that look at caches.
     """
     request, kind = state.requests[r], state.types[state.workers[w].type]
     if kind.queue_order == FCFS:
@@ -442,8 +441,8 @@ def enqueue_request(state, w, r):
 
 @kernel_jit
 def enqueue_preempted(state, w, r):
-    """Let request r, which was preempted, wait before all others, also those preempted earlier; or, where
-    engines go by priority, for its next turn by that.
+    """Let request r, which was preempted, wait before all others, also those preempted earlier. Where engines
+    go by priority, it waits in the order of priorities instead.
     """
     worker = state.workers[w]
     worker.preemptions += 1
@@ -526,7 +525,7 @@ def join_lane(state, l, r):
 
 @kernel_jit
 def take_out(state, l, slot):
-    """Empty a slot and return its request, whose row has what the slot knew. The request keeps its blocks."""
+    """Empty a slot and return its request, whose record gets the slot's values. It keeps its blocks."""
     settle_gap(state, l, slot)
     lane, slots = state.lanes[l], state.slots
     r = slots[l, slot].request
@@ -594,7 +593,8 @@ def cached_tokens(state, l, slot):
     """
     c = state.slots[l, slot].context_offset + state.lanes[l].decode_step
     worker = state.workers[state.lanes[l].worker]
-    # A row has its length as of when it joined the lane; equal means that its prompt ended in this step.
+    # `length_tokens` is the length when the request joined the lane. If it is unchanged, the prompt ended in
+    # this step.
     is_fresh = state.requests[state.slots[l, slot].request].length_tokens == c
     return c - 1 if state.types[worker.type].is_async and worker.formed_s < np.inf and not is_fresh else c
 
@@ -603,8 +603,8 @@ def cached_tokens(state, l, slot):
 def preempt_decode(state, l, slot, is_in_step):
     """Drop a running decode: it waits to recompute everything it had (`enqueue_preempted`).
 
-    If it `is_in_step`, the step that is formed, vLLM has cached all its tokens that are known: an
-    asynchronous engine does not know the one of the step under way, which the formed step was to compute.
+    If the decode `is_in_step`, the step being formed, vLLM has cached all its known tokens. An asynchronous
+    engine does not know the token of the step under way, which the step being formed was to compute.
     """
     cached = cached_tokens(state, l, slot)
     if is_in_step:
@@ -723,12 +723,12 @@ def foreseen_blocks(state, w, r, time_s):
     Policy reserve-static: the blocks in use now and all that r is predicted to need. Policy reserve-dynamic:
     the blocks in use at the first predicted end of a running decode or of r.
     """
-    worker, new = state.workers[w], state.requests[r]
+    worker, new_request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     if worker.running == 0:
         return ZERO
     # Steps until r is predicted to end; for reserve-dynamic until the first of r and the running decodes.
-    steps_ahead = max(new.predicted_tokens - new.generated_tokens, ONE)
+    steps_ahead = max(new_request.predicted_tokens - new_request.generated_tokens, ONE)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
         if kind.admission != RESERVE_STATIC:
@@ -739,7 +739,7 @@ def foreseen_blocks(state, w, r, time_s):
                     request.output_tokens - (state.slots[l, slot].finish_step - lane.decode_step) + done
                 )
                 steps_ahead = min(steps_ahead, max(request.predicted_tokens - generated, ONE))
-    total = worker.used_blocks + blocks_of(new.length_tokens + steps_ahead) + seat_blocks(state, w, r)
+    total = worker.used_blocks + blocks_of(new_request.length_tokens + steps_ahead) + seat_blocks(state, w, r)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
         steps = steps_done(lane, time_s)

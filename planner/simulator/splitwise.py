@@ -20,12 +20,12 @@ A machine that goes down loses its KV. Requests that had their KV there, or wait
 tokens that have left count as part of the prompt. Requests that only had it as their token machine get
 another one at once, and keep their KV on the prompt machine. Requests without a machine wait for one.
 
-Peculiarities of that program that are kept, because its results depend on them: the list of waiting tasks is
-sorted by (batches that left the task out, arrival) as these were when each task was put in, by bisection of a
-list that is no longer sorted; ageing counts batches formed, not steps. With routing "kv-token-jsq" alone, the
-load of a new request is never added, though it is subtracted at the end, so that one machine of each pool
-gets everything. One peculiarity is not kept: where all memory is reserved by tasks that wait for more, the
-program runs for ever, and we reject the requests that can never go on.
+Peculiarities of that program that are repeated, because its results depend on them: a task is put into the
+waiting list by bisection, by (batches that left the task out, arrival), although the list need not be sorted,
+as the first of the two grows while a task waits; ageing counts batches formed, not steps. With routing
+"kv-token-jsq" alone, the load of a new request is never added, though it is subtracted at the end, so that
+one machine of each pool gets everything. One peculiarity is not repeated: where all memory is reserved by
+tasks that wait for more, the program runs for ever, and we reject the requests that can never go on.
 
 Letters: w is a machine, which is a worker and its only lane in layout.py; r is a request, `code` a task.
 Locals: `kind` is the record of the machine's type (layout.TYPE), `entity` the number of what has events
@@ -173,7 +173,6 @@ def _enqueue_task(state, w, code, skips):
 
 @kernel_jit
 def _dequeue_task(state, w, code):
-    """Take a task out of the queue of machine w, in which it must be."""
     worker = state.workers[w]
     i = 0
     while state.queues[w, i] != code:
@@ -202,7 +201,6 @@ def _insert_in_list(state, w, list_number, r, successor):
 
 @kernel_jit
 def _remove_from_list(state, w, list_number, r):
-    """Take request r out of list `list_number` of machine w."""
     worker, k = state.workers[w], min(list_number, ONE)
     successor, predecessor = state.tasks[r].next[k], state.tasks[r].previous[k]
     if predecessor == NONE:
@@ -483,8 +481,8 @@ def _deliver_task(state, w, code, time_s):
         if _add_task(state, w, code, time_s):
             _start_batch(state, w, time_s)
         request = state.requests[code >> 1]
-        left = request.output_tokens - request.generated_tokens
-        if code & 1 or request.decode_worker != w or left == 1:  # The prompt makes the last token.
+        tokens_left = request.output_tokens - request.generated_tokens
+        if code & 1 or request.decode_worker != w or tokens_left == 1:  # The prompt makes the last token.
             return
         code += 1
 
@@ -544,7 +542,6 @@ def _finish_decodes(state, w, time_s):
 
 @kernel_jit
 def _release_and_finish(state, w, r, time_s):
-    """Give back the KV and the seat of request r on machine w, and finish it."""
     state.machines[w].reserved_tokens -= whole_tokens(state, r)
     state.machines[w].promised_tokens -= whole_tokens(state, r)
     state.workers[w].running -= 1
@@ -601,7 +598,6 @@ def _send_kv(state, r, time_s):
 
 @kernel_jit
 def _release_prompt_kv(state, w, r):
-    """Give back the memory of the prompt of r on its prompt machine w, which the KV has left."""
     state.machines[w].reserved_tokens -= prompt_tokens(state, r)
     state.machines[w].promised_tokens -= prompt_tokens(state, r)
 
@@ -820,8 +816,8 @@ def simulate_events(fields, closed_loop, stop_early):
     state = pointer_to(fields)
     n = len(state.requests)
     machines, marks = len(state.workers), state.marks
-    # Events are of entities: a machine's batch ends, below `machines`; a transfer of request r ends or
-    # tries again, machines + r; a disturbance, machines + n.
+    # The numbers of entities with events: below `machines`, a machine whose batch ends; machines + r, the
+    # transfer of request r, which ends or tries again; machines + n, the disturbances.
     while state.counters[DONE] < n:
         if marks[NEEDS_LONGER_QUEUES]:
             return True

@@ -48,12 +48,12 @@ def whole_tokens(state, r):
 @kernel_jit
 def leave_pool(state, w):
     """Take machine w out of its pool; the others keep their order."""
-    old, place = state.machines[w].pool, 0
-    while state.pools[old, place] != w:
+    pool, place = state.machines[w].pool, 0
+    while state.pools[pool, place] != w:
         place += 1
-    state.counters[SIZE + old] -= 1
-    for i in range(place, state.counters[SIZE + old]):
-        state.pools[old, i] = state.pools[old, i + 1]
+    state.counters[SIZE + pool] -= 1
+    for i in range(place, state.counters[SIZE + pool]):
+        state.pools[pool, i] = state.pools[pool, i + 1]
 
 
 @kernel_jit

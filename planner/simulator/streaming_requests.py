@@ -176,9 +176,9 @@ class StreamedRequests:
             raise MoreRuns
         runs = state.runs[:recorded]
         self.gaps.add(runs)
-        # A sample is kept: the runs of the middle one of each `every` stretches between two pauses.
-        every = max(-(-(len(self.pauses_s) + 1) // SAMPLES), 1)
-        if pause % every == every // 2 and recorded:
+        # Of this many stretches between two pauses the middle one is a sample: its runs are kept.
+        stretches_per_sample = max(-(-(len(self.pauses_s) + 1) // SAMPLES), 1)
+        if pause % stretches_per_sample == stretches_per_sample // 2 and recorded:
             part = runs[:SAMPLE_RUNS].copy()
             end_s = part[-1]["start_s"] + layout.run_seconds(part[-1])
             start_s = self.pauses_s[pause - 1] if pause else float(self.arrival_s[0])

@@ -19,9 +19,9 @@ class Timetable:
         max of target(v) over u <= v <= u + start_s      (of each pool by itself)
 
     workers, so that each is started a start-up time `start_s` before it must be ready, and given up as soon
-    as it is not needed. A worker that is not needed for less than a start-up is kept: its successor would
-    have to start before it is given up. Workers that must be ready within a start-up of time zero start at
-    time zero, and are late.
+    as it is not needed. A worker that is not needed for a time shorter than `start_s` is kept, because its
+    successor would have to start before this worker is given up. Workers that must be ready earlier than
+    `start_s` start at time zero, and are late.
     """
 
     every_s = math.inf  # Decisions are at the times that `next_s` names.

@@ -1,8 +1,8 @@
 """Hand-offs from prefill to decode workers: KV blocks cross the link once the decode worker has room.
 
 vLLM's decode workers pull: a transfer begins with a step that has a seat, blocks and a token of its budget
-left, or at once where the worker is idle. Who needs a LoRA adapter beyond those of that step is passed over.
-Others (TYPE.pulls_kv is 0) are sent KV as soon as they have the blocks.
+left, or at once where the worker is idle. A request whose LoRA adapter has no slot in that step is passed
+over. Other engines (TYPE.pulls_kv is 0) are sent KV as soon as they have the blocks.
 
 Equal steps are simulated together, as a run. When something comes to a worker, its run is cut after the step
 in progress. `cause` is the lane or the link whose event brought it, NONE for an arrival: of two events at one
@@ -61,8 +61,8 @@ def cut_run(state, w, time_s, cause):
 
 @kernel_jit
 def _cut_after_next(state, l, time_s):
-    """Cut the run of lane l of an asynchronous engine one step later, as the next step is formed already, or
-    where the engine looks for requests.
+    """End the run of lane l after the step that follows the one in progress, because an asynchronous engine
+    has formed that step already; on an engine that polls, once it looks for requests after that.
     """
     lane = state.lanes[l]
     if lane.run_steps > 1:
@@ -202,7 +202,7 @@ def _next_blocks(state, w, r):
 
 @small_jit
 def is_full(state, w):
-    """Whether the first hand-off to worker w waits for KV blocks, as far as `used_blocks` tells."""
+    """Whether the first hand-off to worker w waits for KV blocks, if nothing but `used_blocks` takes any."""
     worker = state.workers[w]
     blocks = worker.used_blocks + worker.awaited_blocks
     return worker.head[INBOUND] != NONE and blocks > state.types[worker.type].kv_blocks
@@ -271,8 +271,11 @@ def _begin_transfer(state, w, r, time_s):
 
 
 @small_jit
-def _is_heard_of(worker, request):
-    """Whether the step that an asynchronous engine forms now has a handed-over request, whose KV has come."""
+def _knows_of_kv(worker, request):
+    """Whether an asynchronous engine knows, in the step that it forms now, that the request's KV has come.
+
+    The step under way has the number steps + 1, the step that is formed the one after it.
+    """
     return request.known_step <= worker.steps + 2
 
 
@@ -288,7 +291,7 @@ def _may_pull(state, w, r, steps, time_s):
     taken = worker.running
     ready = worker.head[READY]
     while kind.is_async > 0 and ready != NONE:  # Those that get a seat in the step that is formed now.
-        taken += _is_heard_of(worker, state.requests[ready]) and has_slot(state, w, ready)
+        taken += _knows_of_kv(worker, state.requests[ready]) and has_slot(state, w, ready)
         ready = state.requests[ready].next
     return taken < kind.seats and _has_room(state, w, r, steps, time_s)
 
@@ -297,8 +300,8 @@ def _may_pull(state, w, r, steps, time_s):
 def _leaves_tokens(state, w):
     """Whether the step that the asynchronous engine of worker w forms now leaves some of its token budget.
 
-    In it are those of the step that has begun, but for decodes that end with it, and who was handed over
-    before. Their adapters are noted.
+    The step has the requests of the step under way, except decodes that end with it, and requests that were
+    handed over before. Their adapters are noted.
     """
     worker = state.workers[w]
     l, kind = worker.first_lane, state.types[worker.type]
@@ -325,10 +328,10 @@ def _leaves_tokens(state, w):
         tokens += min(prompt.length_tokens - prompt.computed_tokens, longest)
         note_admitted(state, partial)
         partial = prompt.next
-    for which in (RESTING, READY):
-        r = worker.head[which]
+    for list_number in (RESTING, READY):
+        r = worker.head[list_number]
         while r != NONE:
-            if which == RESTING or (_is_heard_of(worker, state.requests[r]) and has_slot(state, w, r)):
+            if list_number == RESTING or (_knows_of_kv(worker, state.requests[r]) and has_slot(state, w, r)):
                 tokens += lane.width
                 note_admitted(state, r)
             r = state.requests[r].next
@@ -339,8 +342,8 @@ def _leaves_tokens(state, w):
 def begin_pulls(state, w, time_s):
     """Begin the transfers of hand-offs that worker w may pull with the step that its engine forms now.
 
-    An asynchronous engine forms it as the one before begins: `state` has that one, perhaps with more like it.
-    There preempted requests, which wait, go first.
+    An asynchronous engine forms this step when the step before begins. `state` describes that earlier step,
+    perhaps as a run of several. On such an engine preempted requests, which wait, go first.
     """
     worker = state.workers[w]
     lane, kind = state.lanes[worker.first_lane], state.types[worker.type]
@@ -375,8 +378,8 @@ def _wake_to_pull(state, w, time_s, cause):
         set_time(state, l, time_s)
         return
     steps = _steps_begun(state, l, time_s, cause)
-    # Admission by predictions may find room at any step; others lose room from step to step of a run. Which
-    # hand-off has a slot for its adapter is known when the step is formed.
+    # Admission by predictions may find free blocks at any step; with other policies a run only takes blocks.
+    # Which hand-off has a slot for its adapter is known when the step is formed.
     may_pull = kind.admission != GREEDY or passes_over(state)
     if may_pull or (worker.first_waiting == NONE and _may_pull(state, w, r, steps + 1, time_s)):
         _cut_after(state, l, steps)
@@ -414,7 +417,6 @@ def transfer_end_s(state, r, blocks, time_s):
 
 @kernel_jit
 def _start_transfer(state, r, blocks, time_s):
-    """Put the KV blocks of r on the link."""
     link = state.link[0]
     link.root = insert_in_heap(state.requests, link.root, r, transfer_end_s(state, r, blocks, time_s))
     set_time(state, len(state.lanes), state.requests[link.root].key)

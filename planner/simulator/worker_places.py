@@ -134,8 +134,8 @@ def _idle_link(
     """
     llm, network = fleet.llm, fleet.network
     link = np.zeros(1, dtype=layout.LINK)
-    beside_bytes = max((scales_bytes(llm, pool.type.gpu) for pool in fleet.pools), default=0.0)
-    link["block_s"] = KV_BLOCK_TOKENS * (llm.kv_bytes_per_token + beside_bytes) / bytes_per_s
+    scales_bytes_per_token = max((scales_bytes(llm, pool.type.gpu) for pool in fleet.pools), default=0.0)
+    link["block_s"] = KV_BLOCK_TOKENS * (llm.kv_bytes_per_token + scales_bytes_per_token) / bytes_per_s
     link["latency_s"] = network.latency_s if latency_s is None else latency_s
     # With layerwise transfer the KV of all layers but the last is sent while the prompt is computed.
     link["overlap_frac"] = 1.0 - 1.0 / llm.layers if network.transfer == "layerwise" else 0.0

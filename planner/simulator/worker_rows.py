@@ -84,8 +84,8 @@ _remembered_type_row = lru_cache(maxsize=REMEMBERED_TYPES)(_type_row)
 
 
 def _goes_by_priority(policies: Policies) -> bool:
-    """Whether requests are preempted by priority, as in a vLLM that takes prompts by priority: not where
-    prompts are sorted in scheduling batches, which no priority expresses.
+    """Whether requests are preempted by priority, as in a vLLM that takes prompts by priority. They are not
+    if prompts are sorted in scheduling batches, which no priority can express.
     """
     row = QUEUE[policies.queue]
     is_batched = policies.queue_batch > 0 and not row.by_deadline
@@ -183,8 +183,8 @@ def _tie_key(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequenc
     other numbers of the type, so that no two types are equal.
     """
     added_s = tuple(TIES_BY.weights(worker_type, decodes) for decodes in (False, True))
-    room = -int(row["kv_blocks"][0]), -int(row["seats"][0])
-    return added_s, room, row.tobytes(), tuple(float(table.sum()) for table in tables)
+    size = -int(row["kv_blocks"][0]), -int(row["seats"][0])
+    return added_s, size, row.tobytes(), tuple(float(table.sum()) for table in tables)
 
 
 def routing_order(
