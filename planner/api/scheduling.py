@@ -30,7 +30,7 @@ from planner.search.schedules.scheduled import ScheduledLlm, SimulatedSchedule, 
 from planner.solvers import reserved_schedule as solver
 from planner.solvers.reserved_schedule import Demand, Market
 from planner.traffic.trace import Trace, spread_stamps
-from planner.units import parse_quantity
+from planner.units import count_text, parse_quantity
 
 MarketLike: TypeAlias = "Market | KeysAndValues | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
@@ -143,7 +143,8 @@ def schedule(
     demand_by_window = replace(demand_by_window, llms=llms)
     traces = {served_names[llm]: trace for llm, trace in traces.items()}
     progress(
-        f"scheduling {len(demand_by_window.llms)} LLMs over {demand_by_window.rate_rps.shape[1]} windows"
+        f"scheduling {count_text(len(demand_by_window.llms), 'LLM')} over "
+        f"{count_text(demand_by_window.rate_rps.shape[1], 'window')}"
     )
     answer = solve_schedule(market_read, demand_by_window, gap_frac, time_limit_s)
     if why := not_simulated(answer, traces):

@@ -219,8 +219,8 @@ def _missed_warning(row: RouterRow) -> str:
     if row.kept is not False:
         return ""
     return (
-        f"NOT KEPT: on {row.target} ({row.router}) this fleet misses its SLO ({row.slo}): plan for it "
-        f"with `plan --target {row.target}`."
+        f"NOT KEPT: on {row.target} ({row.router}) this fleet does not keep its SLO "
+        f"({row.slo.removesuffix(': not kept')}): plan for it with `plan --target {row.target}`."
     )
 
 

@@ -175,7 +175,7 @@ _CAUTIONS: dict[facts.Caution, str] = {
 }
 # Remarks on an alternative to the plan, such as a GPU type; they follow its label.
 _REMARKS: dict[facts.Remark, str] = {
-    "not-searched": "no fleet with one worker type per pool was found, and mixed ones were not searched",
+    "not-searched": "none was found within the limits",
     "fails-on-other-draw": "its best fleet fails on another draw or rate of the traffic",
     "perhaps-not-cheapest": "perhaps not the cheapest, as not all of its settings were tried",
     "effort-ended": "the effort ended",
@@ -1230,7 +1230,7 @@ def _(fact: facts.NoneUpTo) -> str:
 def _(fact: facts.NoneAlone) -> str:
     if not fact.is_proved:
         return "no fleet was found, and nothing proves that there is none"
-    return f"no fleet of it keeps the SLO ({fact.for_want_of}: {', '.join(fact.limits)})"
+    return f"no fleet of it keeps the SLO (what binds: {', '.join(fact.limits)})"
 
 
 @fact_sentence.register

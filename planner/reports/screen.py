@@ -371,7 +371,8 @@ def most_kept_text(most: MostKept) -> str:
     )
     if most.kept_frac < LEAST_KEPT_FRAC:
         return text
-    return f"{text}: {strictest_safety(most.kept_frac)} plans it"
+    # The share is of the search's scenarios, so the fleet may still fail its test in others.
+    return f"{text}: {strictest_safety(most.kept_frac)} may plan it"
 
 
 def _card(plan: Plan, answer: Answered) -> Card:
@@ -524,18 +525,18 @@ def key_figures(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[KeyFi
 
 def _one_gpu_type_figures(plan: Plan) -> list[KeyFigure]:
     """The cost of the best fleet of each GPU type alone; empty if such fleets were not planned."""
-    unit, texts = plan.certificate.unit, list[tuple[str, str]]()
-    for each in plan.alternatives:
-        if each.is_of_one_gpu_type:
-            unpriced = unpriced_text(each, unit)
-            price = unpriced or in_unit(each.objective, unit)
-            texts.append((f"{each.label} {price}", "" if unpriced else alternative_note(each, plan)))
-    if not texts:
+    unit = plan.certificate.unit
+    alone = [each for each in plan.alternatives if each.is_of_one_gpu_type]
+    if not alone:
         return []
-    # The value is the text of a GPU type with a price, if any has one. Only these have a note.
-    (value, note), *others = sorted(texts, key=lambda text: not text[1])
-    notes = [note, *(f"{text} ({more})" if more else text for text, more in others)]
-    return [KeyFigure("One GPU type", value, "; ".join(filter(None, notes)))]
+    first, *others = [
+        f"{each.label} {unpriced_text(each, unit)}"
+        if not each.is_priced
+        else f"{each.label} {in_unit(each.objective, unit)}: {alternative_note(each, plan)}"
+        for each in sorted(alone, key=lambda each: not each.is_priced)
+    ]
+    value, _, note = first.partition(": ")
+    return [KeyFigure("One GPU type", value, "; ".join(filter(None, [note, *others])))]
 
 
 def _contexts_figures(plan: Plan) -> list[KeyFigure]:

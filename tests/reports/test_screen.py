@@ -21,6 +21,7 @@ from planner.documents.facts import (
     ForTargets,
     Headroom,
     KeptIn,
+    NoneAlone,
     OneTraceRedrawn,
     Price,
     RooflineWon,
@@ -174,6 +175,18 @@ def test_a_gpu_type_with_a_price_comes_before_one_without() -> None:
     figures = screen.key_figures(replace(plan, alternatives=(without, alone)))
     (row,) = [each for each in figures if each.name == "One GPU type"]
     assert row.value.startswith("only b200-180g ") and "only l4-24g" in row.note
+
+
+def test_gpu_types_without_a_price_are_listed_one_like_the_other() -> None:
+    """ "only a100 not priced: no fleet keeps it: only h100 not priced ..." had two types in one sentence."""
+    plan, why = answered(), NoneAlone("capacity", ("cost",), is_proved=True)
+    gpus = ("a100-80g", "h100-80g")
+    without = tuple(Alternative(f"only {gpu}", None, float("inf"), (why,)) for gpu in gpus)
+    figures = screen.key_figures(replace(plan, alternatives=without))
+    (row,) = [each for each in figures if each.name == "One GPU type"]
+    reason = "no fleet of it keeps the SLO (what binds: cost)"
+    assert row.value == "only a100-80g not priced"
+    assert row.note == f"{reason}; only h100-80g not priced: {reason}"
 
 
 def test_a_buyer_reads_the_answers_at_a_glance() -> None:

@@ -110,6 +110,22 @@ def test_other_designs_grow_below_a_dear_fleet() -> None:
     ]
 
 
+def test_a_design_over_the_budget_does_not_grow() -> None:
+    """A plan with a budget of 6.02 USD/h bought ten GPUs for 8.60: the best mixed pool of a search without
+    the budget was kept in enough scenarios as it was, and only what grew was held to the limits.
+    """
+    problem, paper = searched()
+    asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
+    assert best is not None
+    kept = tuple((option, 2 * count) for option, count in best)
+    budget = replace(asked.limits, cost_usd_per_h=0.9 * objective_of(kept))
+    level0 = replace(paper.level0, mixed=(kept, objective_of(kept)))
+    other = next(option for option in level0.options if option not in dict(kept))
+    paper = replace(paper, best=((other, 1),), level0=level0)
+    asked = replace(asked, limits=budget)
+    assert all(asked.allows(each) for each in grow_other_designs(asked, paper, None))
+
+
 @pytest.mark.slow
 def test_one_gpu_type_more_in_question_does_not_make_production_dearer() -> None:
     """Production costs twice its price on paper (B200). The search began there and ended before it came to

@@ -285,9 +285,9 @@ def test_files_of_a_target_that_does_not_keep_the_plan_say_so_first(tmp_path: Pa
     files = {path.removeprefix("manifests/"): text for path, text in render(plan).items()}
     first = files["kubernetes.yaml"].splitlines()[0]
     assert first.startswith(
-        "# NOT KEPT: on kubernetes (vllm-router by power_of_two) this fleet misses its SLO ("
+        "# NOT KEPT: on kubernetes (vllm-router by power_of_two) this fleet does not keep its SLO ("
     )
-    assert first.endswith("plan for it with `plan --target kubernetes`.")
+    assert first.endswith("plan for it with `plan --target kubernetes`.") and "not kept" not in first
     shell, below, *_ = files["vllm/router.sh"].splitlines()
     assert shell.startswith("#!") and below.startswith("# NOT KEPT: on vllm")
     assert files["README.md"].startswith("NOT KEPT on vllm, compose, kubernetes, lws, dynamo,")

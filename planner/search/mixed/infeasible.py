@@ -242,7 +242,7 @@ def _carried_text(problem: Problem) -> str:
     """The question of how much traffic the limits carry, unless that is what is asked."""
     if problem.task.objective == "throughput":
         return ""
-    return "; objective throughput, without a rate, finds how much they carry"
+    return "; objective throughput, without a rate, finds how much traffic the limits carry"
 
 
 def _undecided(

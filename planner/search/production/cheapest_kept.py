@@ -152,7 +152,8 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
     best_of_one_gpu, _ = paper.level0.one_gpu
     for start in (paper.best, best_mixed_pool, best_of_one_gpu, *likely_fleets):
         design = {option for option, _ in start or ()}
-        if start is None or design in grown_designs:
+        # `paper.level0` may be a search without budgets, so its fleets may exceed the limits.
+        if start is None or design in grown_designs or not problem.allows(start):
             continue
         if kept_fleets and _is_no_cheaper(start, kept_fleets[0]):
             continue
