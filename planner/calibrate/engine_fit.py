@@ -1,15 +1,14 @@
 """What an engine's host adds to its steps, from a profile of its steps, and from steps measured while the
 engine served requests behind its API server ("watched" steps).
 
-Of a watched step, t are its seconds, S the sequences in it and P the prompts among them. g are the seconds
-that the device needs for it, as the profile without host time predicts; p = p0 + p1 S are the host's seconds
-in steps of the profile. We fit
+A watched step takes t seconds and has S sequences, P of them prompts. The device needs g seconds for it, as
+the profile without host time predicts; p = p0 + p1 S are the host's seconds in steps of the profile. We fit
 
     synchronous    t = c (g + p) + e + a P        h = c p + e
     asynchronous   t = max(g, p) + r + a P        h = p
 
-h is the host time in the engine's row of engines.yaml [s]. e = e0 + e1 S, or r = r0 + r1 S, is what watched
-steps take besides; a is the time to admit a request, which no profile measures. c is 1 on a GPU. On a CPU,
+h is the host time in the engine's row of engines.yaml [s]. e = e0 + e1 S, or r = r0 + r1 S, is further time
+of watched steps; a is the time to admit a request, which no profile measures. c is 1 on a GPU. On a CPU,
 where device and host share cores, c says how much slower an engine computes while other processes run; t then
 counts only the seconds in which the engine's thread had a core. If no core is left for API servers, router
 and clients, their CPU seconds per step and per token are added to h of a synchronous engine.

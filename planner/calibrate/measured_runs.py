@@ -141,8 +141,8 @@ def calibrate_host(
     """Fit c, m and h to measured steps, runs, or both; runs need the `engine` that served them.
 
     The latencies of runs include the engine's host time. So the known part of it (models/engine.py) is added
-    to the latency first, and h is what is left to correct. Beside whole steps or runs, tables of kernel times
-    are compared without any of it.
+    to the latency first, and h is what remains to be corrected. If whole steps or runs are given too, tables
+    of kernel times are compared without any host time.
 
     Raises InputError without measurements, without the engine of runs, and for runs that cannot be simulated.
     """
@@ -151,7 +151,7 @@ def calibrate_host(
     kernels = latency  # Step times of the fit, before the engine's host time is added.
     if runs:
         latency = add_host_time(latency, engine)
-    # Beside whole steps or runs, tables of kernel times have no part in the host time.
+    # If whole steps or runs are given too, tables of kernel times have no part in the host time.
     is_whole = bool(runs) or not all(table.is_kernel_time for table in steps)
     is_of_kernels = np.repeat(
         [table.is_kernel_time and is_whole for table in steps], [len(table.y) for table in steps]
@@ -250,8 +250,8 @@ def _fit_factors(
         z = np.asarray(solution.x)
         squares = float(np.sum((log_errors(z) * weights) ** 2))
         sigma = float(np.sqrt((SIGMA_POINTS * SIGMA**2 + squares) / (SIGMA_POINTS + points)))
-    # The rows of measurements in the solver's Jacobian were divided by the sigma before the last one; the
-    # rows of the three priors do not depend on it.
+    # In the solver's Jacobian the rows of measurements were divided by `used_sigma`, which is older than
+    # `sigma`; the rows of the three priors depend on neither.
     rescaled = np.append(np.full(len(weights), used_sigma / sigma), [1.0] * 3)
     jacobian = np.asarray(solution.jac) * rescaled[:, None]
     return z, np.linalg.inv(jacobian.T @ jacobian), sigma

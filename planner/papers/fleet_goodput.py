@@ -100,7 +100,7 @@ def fleet_goodput(
     rule = Steady(slo, traffic, seeds)
 
     def carries(rate_rps: float) -> bool:
-        """Whether the fleet carries this rate; `watch` hears of the question and of the answer."""
+        """Whether the fleet carries this rate; calls `watch` before and after the simulations."""
         watch(rate_rps, None)
         holds = rule.carries(fleet, rate_rps)
         watch(rate_rps, holds)

@@ -177,7 +177,7 @@ def splits_within(
     budget: float, prompt_cost: float, token_cost: float, *, step: int = 1
 ) -> list[tuple[int, int]]:
     """Counts (p, t) of machines that use up a budget: every `step`-th p, each with the token machines t that
-    the rest of the budget buys. Both counts are at least 1.
+    the remaining budget buys. Both counts are at least 1.
     """
     most_p = math.floor((budget - token_cost) / prompt_cost + ROUNDING)
     return [

@@ -201,7 +201,7 @@ def pareto_configurations(
         return row.values_s[latency_index]
 
     frontier: list[SearchedConfiguration] = []
-    # All rows before one have as many requests per dollar or more, so it must have a lower latency than each.
+    # The rows before have at least as many requests per dollar, so a row must have a lower latency than they.
     for row in sorted(rows, key=lambda row: (-row.requests_per_usd, latency_s(row))):
         if row.rate_rps and (not frontier or latency_s(row) < latency_s(frontier[-1])):
             frontier.append(row)
@@ -222,7 +222,7 @@ def search_makespans(fleets: Iterable[Fleet], requests: Trace) -> tuple[OfflineC
 def pareto_makespans(rows: Iterable[OfflineConfiguration]) -> tuple[OfflineConfiguration, ...]:
     """The rows that no other beats in both makespan and bill, the shortest first."""
     frontier: list[OfflineConfiguration] = []
-    # All rows before one are as fast or faster, so it must have a lower bill than each.
+    # The rows before are at least as fast, so a row must have a lower bill than they.
     for row in sorted(rows, key=lambda row: (row.makespan_s, row.usd)):
         if math.isfinite(row.makespan_s) and (not frontier or row.usd < frontier[-1].usd):
             frontier.append(row)

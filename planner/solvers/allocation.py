@@ -87,8 +87,8 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
         raise _stock_error(instance, time_limit_s)
     if outcome.status == "optimal":
         return _allocation(instance, n, x, outcome)
-    # The time ended first. The relaxation, the model without whole numbers, gives a bound; and counts if the
-    # solver has found none.
+    # The time ended first. The relaxation, which is the model without whole numbers, gives a bound, and also
+    # counts if the solver has found none.
     relaxed, relaxed_n, relaxed_x = _formulate(instance, is_integer=False)
     relaxation = run_highs(relaxed)
     if relaxation.status == "infeasible":
@@ -99,8 +99,8 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
         return _allocation(instance, n, x, outcome)
     if relaxation.status != "optimal" or instance.slice_factor is not None:
         raise PlannerError(f"no allocation was found in {time_limit_s:g} s; allow more with --time-limit")
-    # Rounded up, the counts of the relaxation still serve the traffic, and they stay within the stock,
-    # because that is whole. Shares need not be whole without slices.
+    # Rounded up, the counts of the relaxation still serve the traffic. They stay within the stock, which is a
+    # whole number. Without slices (tested above) shares need not be whole.
     for variable in relaxed_n:
         variable.varValue = float(np.ceil(variable.value() - ROUNDING))
     return _allocation(instance, relaxed_n, relaxed_x, outcome)

@@ -49,7 +49,7 @@ Vars   q_mj  lives of the level, ordered in slot m, of which unit j is paid     
         up_i      y_i <= a_n,  where slot n has t_(i+1)
 
 A life that is ordered in slot m ends less than j units after the slot does, so its unit j is paid in every
-slot n in which it is alive. What 2. changes in a stretch makes the life no longer.
+slot n in which it is alive. The changes of point 2 make no life longer.
 
 Where nodes are sold whole and only one pool is on a kind of node, the first worker of a node pays the whole
 node with its GPUs idle, and each worker also pays what its GPUs cost more in use than idle. p_ck is never
@@ -84,7 +84,8 @@ class LevelStretches(dict[tuple[int, int], Stretches]):
     """For each level (pool, k) the stretches (begin, end) [s] in which k or more workers are up, in order."""
 
 
-UNIT_PARTS = 12  # Slots in a billing unit: with more the program is larger, and closer by a slot a life.
+# Slots in a billing unit. More slots make the program larger and the bound higher, by up to a slot per life.
+UNIT_PARTS = 12
 TOLERANCE = 1e-6  # The bound is lowered by this share, because the solver keeps rows only this exactly.
 
 
@@ -99,7 +100,8 @@ class CheapestLevels:
 @dataclass(slots=True, eq=False)
 class _Level:
     """The numbers of one level's columns in the program. Its I points in time are `points_s`. `up` (I + 1,)
-    are the columns of y_-1, y_0, ...; `comes` (I,) those of w_i, or -1 where w_i is always 0 and has none.
+    are the columns of y_-1, y_0, ...; `comes` (I,) those of w_i, or -1 where w_i is always 0 and has no
+    column.
     """
 
     points_s: Floats
@@ -149,10 +151,10 @@ def prices_by_level(day: DayTerms, c: int) -> Floats:
 
 
 def usd_by_unit(day: DayTerms, c: int) -> tuple[Floats, Floats]:
-    """What the k-th worker of pool `c` pays for each unit of its life [USD], and beside that for each hour of
-    it [USD/h]; k from 0 on.
+    """What the k-th worker of pool `c` pays for each unit of its life [USD], and in addition for each hour of
+    its life [USD/h]; k from 0 on.
 
-    Pools that share nodes pay by the hour alone, a lower bound.
+    Pools that share nodes pay only by the hour, which is a lower bound.
     """
     pool, counts = day.pools[c], np.arange(day.pools[c].most + 1)
     per_unit, usd_per_h = day.unit_s / HOUR_S * float(day.prices()[c]), np.zeros(pool.most + 1)
@@ -181,9 +183,9 @@ def cheapest_levels(
         hour_usd = tuple(np.diff(prices_by_level(day, c), prepend=0.0) for c in range(len(day.pools)))
         unit_usd = tuple(np.zeros_like(usd) for usd in hour_usd)
     # The `least` workers of each pool are always up, so they have no levels.
-    least = [slice(pool.least + 1) for pool in day.pools]
-    always_usd_per_h = sum(float(usd[own].sum()) for usd, own in zip(hour_usd, least, strict=True))
-    always_unit_usd = sum(float(usd[own].sum()) for usd, own in zip(unit_usd, least, strict=True))
+    always = [slice(pool.least + 1) for pool in day.pools]
+    always_usd_per_h = sum(float(usd[workers].sum()) for usd, workers in zip(hour_usd, always, strict=True))
+    always_unit_usd = sum(float(usd[workers].sum()) for usd, workers in zip(unit_usd, always, strict=True))
     # At least `least` workers of a pool are always ready. A need that these meet is always met, and so is its
     # cut, which is left out.
     needed = [cut for cut in cuts if all(n >= day.pools[c].least for _, _, c, n in cut)]
@@ -320,7 +322,7 @@ def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:
     for (c, n), stretches in alone.items():
         first_end_s = math.inf
         # From the latest beginning to the earliest: a stretch contains one seen before if it ends no earlier.
-        for begin_s, end_s in sorted(stretches, key=lambda each: (-each[0], each[1])):
+        for begin_s, end_s in sorted(stretches, key=lambda stretch: (-stretch[0], stretch[1])):
             if end_s < first_end_s:
                 first_end_s = end_s
                 shortest.append(((begin_s, end_s, c, n),))

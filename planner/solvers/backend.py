@@ -2,10 +2,10 @@
 
 The solver is HiGHS, or CBC (bundled with PuLP) if HiGHS is missing; tests check both against OR-tools (SCIP).
 Only this module knows the peculiarities of solvers:
-- After a time limit PuLP's `status` still says "Optimal"; only `sol_status` tells.
-- PuLP's HiGHS calls an unbounded problem infeasible, and a stopped simplex a solution.
-- CBC reports no bound, and calls a problem infeasible if it was stopped before it had a point.
-- The value of an integer variable may be 3.9999999.
+- After a time limit PuLP's `status` still says "Optimal"; only `sol_status` shows that the solver was
+stopped. - PuLP's HiGHS calls an unbounded problem infeasible, and a stopped simplex a solution. - CBC reports
+no bound, and calls a problem infeasible if it was stopped before it had a point. - The value of an integer
+variable may be 3.9999999.
 
 A problem with too many rows to be written term by term, or one of many that are solved in turn, is given as a
 `Program` of arrays, which only HiGHS solves. (SciPy's HiGHS would also solve it, but prints to stdout when it
@@ -93,7 +93,7 @@ def run_highs(
             raise
         outcome = _solve_with_cbc(problem, time_limit_s, gap_frac)
     except IndexError:
-        # HiGHS refuses a program with coefficients of 1e15 or more, and PuLP then reads a solution of it.
+        # HiGHS refuses a program with coefficients of 1e15 or more; PuLP then fails to read a solution.
         return SolverOutcome("unknown", None)
     if outcome.status == "feasible" and not _keeps_constraints(problem):
         return SolverOutcome("unknown", outcome.bound)
@@ -110,7 +110,7 @@ results do not depend on the machine otherwise.
 
 
 def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
-    """CP-SAT on one thread. It does not catch Ctrl-C, which would end it alone and not the plan."""
+    """CP-SAT on one thread. It does not catch Ctrl-C, which would then end only CP-SAT and not the plan."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -277,7 +277,7 @@ def _status_of(highs: highspy.Highs) -> Status:
 
 
 class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]
-    """PuLP's HiGHS that begins with the values which the integer variables already have."""
+    """PuLP's HiGHS, which begins with the values that the integer variables already have."""
 
     def callSolver(self, lp: pulp.LpProblem) -> None:
         """Pass the values of the integer variables to HiGHS before it runs."""
@@ -392,8 +392,8 @@ def _solve_with_ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: 
 
 
 def _unbounded_or_infeasible(problem: pulp.LpProblem, time_limit_s: float, engine: Engine) -> SolverOutcome:
-    """Decide which of the two a problem is, which a solver's presolve leaves open: without its objective, a
-    problem that has any point is solved.
+    """Decide whether a problem is unbounded or infeasible, which a solver's presolve leaves open: without its
+    objective, an unbounded problem has a solution.
     """
     objective, sense = problem.objective, problem.sense
     problem.setObjective(pulp.LpAffineExpression())

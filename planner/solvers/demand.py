@@ -118,7 +118,7 @@ def work_prices(
 ) -> tuple[Floats, Floats]:
     """pi and pi' of each pair of lengths (U,). If not `whole`, only prefills are priced and both are pi'.
 
-    Raises UnpricedError if the time is over at `until_s`, as prices bound only if all options are priced.
+    Raises UnpricedError if the time is over at `until_s`: prices give a bound only if all options have one.
     """
     n = lengths.input_tokens
     # A request with one output token has no decode: its prefill makes the token.
@@ -169,8 +169,8 @@ def demand_bound(
     for due in obligations:
         for whole in (True, False):
             share = due.whole_frac if whole else due.prefill_frac
-            # Prefills alone can prove more than whole requests only if more of them are due, or if there are
-            # sessions, where other requests have deadlines for prefill than for the whole.
+            # Prefills alone can prove more than whole requests only if more of them are due, or with
+            # sessions, where the requests with a deadline for prefill are not those with one for the whole.
             proves_more = whole or share > due.whole_frac or bool(trace.after.size)
             if share <= 0 or not proves_more:
                 continue
@@ -239,7 +239,7 @@ def _bound_by_rows(
             best = _best_start(arrival_s[: len(work)], work * kept_frac[: len(work)], least, end_s)
             if best is not None and (best[0], end_s) not in intervals_s:
                 start_s, excess = best
-                too_low = excess / (end_s - start_s)  # By how much R is too low for it.
+                too_low = excess / (end_s - start_s)  # By how much R is too low for this interval.
                 violated.append((too_low, start_s, end_s))
         if not violated or max(violated)[0] <= ENOUGH_FRAC * least or time.monotonic() > until_s:
             break

@@ -76,6 +76,7 @@ def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> t
         drift_evidence = sums[:, likeliest_size]
         highest = np.maximum.accumulate(drift_evidence)
         has_fallen = highest - drift_evidence >= OVER_AFTER_FALL
+        # Windows after the alarm in which the evidence has fallen far enough; the first ends the drift.
         over = np.flatnonzero(has_fallen & (np.arange(len(highest)) >= windows_to_alarm))
         if not over.size:
             alarms.append(Alarm(began, noticed, None))

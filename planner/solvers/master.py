@@ -116,13 +116,13 @@ def paid_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
 class FleetLimits:
     """What a fleet may use: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in use in all.
 
-    The stock of "h100-80g" includes those that are owned or on the spot market, that of "h100-80g@owned" only
+    The stock of "h100-80g" includes owned GPUs and those on the spot market, that of "h100-80g@owned" only
     the owned ones. A stock and the limit on dollars count the idle GPUs of nodes that are sold whole. A stock
     counts only nodes of its own workers.
 
-    With `by_gpu` several LLMs share nodes: amounts count the GPUs in use alone, and `first_exceeded` also
-    tests the stock for the whole nodes of these workers and those of the other LLMs, `beside`, whose GPUs the
-    amounts leave out.
+    With `by_gpu` several LLMs share nodes. Amounts then count only GPUs in use, without those of the workers
+    `beside`, which serve the other LLMs. `first_exceeded` also tests whether the stock has whole nodes for
+    these workers and those `beside` together.
     """
 
     stock: Mapping[str, int | None]
@@ -324,7 +324,7 @@ def attention_s(
     first: Floats = np.ones_like(gaps)  # The number of the first gap that counts; all later ones count too.
     if is_cached:
         # Recomputing at the g-th gap takes at least g tokens and half of their pairs. It is dearer than
-        # decoding if a g^2 / 2 >= d g for the pairs, and (g - 1) token_s >= b - e for the rest.
+        # decoding if a g^2 / 2 >= d g for the pairs, and (g - 1) token_s >= b - e for the other terms.
         if latency.a_s > 0:
             least_gap = 2 * latency.d_s / latency.a_s
         else:
@@ -453,8 +453,8 @@ def busy_workers(option: Option, lengths: TraceLengths, slo_work: SloWork) -> fl
         requests = lengths.requests[order]
         served = np.ceil(share * requests.sum() - ROUNDING)
         cheaper_requests = np.cumsum(requests) - requests
-        # Requests are counted from the cheapest on, until `served` of them are: a pair of lengths has those
-        # that the cheaper pairs leave of this number.
+        # The `served` cheapest requests are counted: of each pair of lengths as many as the cheaper pairs
+        # leave of this number.
         counted = np.clip(served - cheaper_requests, 0, requests)
         return float((costs[order] * counted).sum())
 
@@ -762,7 +762,7 @@ def _sum_idle_cost(
     idle_of: _IdleGpus, node_of_option: Sequence[PricedNode | None]
 ) -> pulp.LpAffineExpression:
     """sum_k e_k i_k, for the i_k that `_add_idle_gpus` returns. If the options of one kind of node have
-    several prices, e_k is the lowest, so that a lower bound stays one; 0 if they have none.
+    several prices, e_k is the lowest, so that a lower bound stays a bound; without a price e_k is 0.
     """
     terms = []
     for of_kind, idle in idle_of.items():

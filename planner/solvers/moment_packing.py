@@ -103,7 +103,7 @@ def _pack_on_fewest(
     sums = u.min(axis=0).sum(axis=0)  # (R,): the least workers that each resource fills.
     bound = min(max(1, math.ceil(float(sums.max()) - TOLERANCE)), workers + 1)
     packings = [_first_fit(u, order), worker_of if largest_load(u, worker_of) <= 1 + TOLERANCE else None]
-    packing = min((each for each in packings if each is not None), key=_used_workers, default=None)
+    packing = min((found for found in packings if found is not None), key=_used_workers, default=None)
     if (packing is not None and _used_workers(packing) <= bound) or bound > workers or not is_small:
         return None if packing is None else _used_workers(packing), bound
 
@@ -142,7 +142,7 @@ def _pack_evenly(
     workers, requests = u.shape[:2]
     # The largest load is at least the mean load, and at least that of the largest request alone.
     bound = max(float(u.min(axis=0).sum(axis=0).max()) / workers, float(u.max(axis=2).min(axis=0).max()))
-    packing = min(worker_of, _longest_first(u, order), key=lambda each: largest_load(u, each))
+    packing = min(worker_of, _longest_first(u, order), key=lambda packing: largest_load(u, packing))
     least = largest_load(u, packing)
     if least <= bound * (1 + TOLERANCE) or not is_small:
         return least, bound
@@ -166,7 +166,7 @@ def _pack_evenly(
     model.minimize(z)
     solver = cp_solver(LIMIT_S)
     if solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        packing = min(packing, _assignment(solver, x), key=lambda each: largest_load(u, each))
+        packing = min(packing, _assignment(solver, x), key=lambda packing: largest_load(u, packing))
     least = largest_load(u, packing)
     return least, min(max(bound, solver.best_objective_bound / scale), least)
 

@@ -37,8 +37,8 @@ class GroupChoice:
 
 @dataclass(frozen=True, slots=True)
 class NodesOfKind:
-    """Nodes of `gpus` GPUs and a weight c_k. `rows` are pairs: where b_rf is among the uses of a choice, and
-    B_r; the first counts GPUs.
+    """Nodes of `gpus` GPUs and a weight c_k. `rows` are pairs: the index of b_rf among the uses of a choice,
+    and B_r. The first row counts GPUs.
     """
 
     gpus: int
@@ -48,8 +48,8 @@ class NodesOfKind:
 
 @dataclass(frozen=True, slots=True)
 class NodeStock:
-    """A stock of `amount` GPUs, which may be infinite. `singly` is where the GPUs that are taken
-    singly are among the uses.
+    """A stock of `amount` GPUs, which may be infinite. `singly` is the index, among the uses of a choice, of
+    the GPUs that are taken singly.
     """
 
     amount: float

@@ -174,7 +174,7 @@ def place_fleet(
     _check_groups(pools)
     spread_pools = _spread_pools(pools, affinity)
     patterns = _patterns(spread_pools, affinity)
-    parts = [each.pool.count * each.span for each in spread_pools]
+    parts = [spread_pool.pool.count * spread_pool.span for spread_pool in spread_pools]
 
     model = cp_model.CpModel()
     most = sum(parts)  # No placement needs more nodes than there are parts.
@@ -370,11 +370,12 @@ def _spread_pools(pools: Sequence[Pool], affinity: Affinity) -> list[_SpreadPool
 def _patterns(spread_pools: Sequence[_SpreadPool], affinity: Affinity) -> list[_Pattern]:
     """Every way to fill a node; with low affinity also the nodes over which a pair is spread."""
     workers = {
-        role: _count_workers([each.pool for each in spread_pools], role) for role in ("prefill", "decode")
+        role: _count_workers([spread_pool.pool for spread_pool in spread_pools], role)
+        for role in ("prefill", "decode")
     }
     patterns: list[_Pattern] = []
-    for kind in dict.fromkeys(each.kind for each in spread_pools):
-        of_kind = [q for q, each in enumerate(spread_pools) if each.kind == kind]
+    for kind in dict.fromkeys(spread_pool.kind for spread_pool in spread_pools):
+        of_kind = [q for q, spread_pool in enumerate(spread_pools) if spread_pool.kind == kind]
         in_pairs = [q for q in of_kind if spread_pools[q].pool.role != "mixed"]
         pair_span = max((spread_pools[q].span for q in in_pairs), default=1) if affinity == "low" else 1
         if pair_span == 1:
@@ -410,8 +411,8 @@ def _fillings(spread_pools: Sequence[_SpreadPool]) -> Iterator[tuple[int, ...]]:
             if any(counts):
                 yield counts
             return
-        each = spread_pools[len(counts)]
-        for count in range(each.pool.count * each.span + 1):
+        spread_pool = spread_pools[len(counts)]
+        for count in range(spread_pool.pool.count * spread_pool.span + 1):
             if not _fit_node(spread_pools[: len(counts) + 1], (*counts, count)):
                 return
             yield from extend((*counts, count))
@@ -421,7 +422,7 @@ def _fillings(spread_pools: Sequence[_SpreadPool]) -> Iterator[tuple[int, ...]]:
 
 def _fit_node(spread_pools: Sequence[_SpreadPool], counts: Sequence[int]) -> bool:
     """Whether a node holds `counts` parts of the workers of these pools together."""
-    gpus = sum(count * each.part_gpus for count, each in zip(counts, spread_pools, strict=True))
+    gpus = sum(count * spread_pool.part_gpus for count, spread_pool in zip(counts, spread_pools, strict=True))
     return gpus <= int(spread_pools[0].pool.type.gpu.gpus_per_node)
 
 
@@ -495,16 +496,16 @@ def _number_nodes(
                 for i in range(pattern.span):
                     next_part, parts = dict.fromkeys(on_node, 0), []
                     for index, gpus in _deal_gpus(pools_here, counts_here):
-                        q, each = on_node[index], spread_pools[on_node[index]]
+                        q, spread_pool = on_node[index], spread_pools[on_node[index]]
                         # The parts of a pool are numbered on from worker to worker, so worker 1 begins at
                         # `each.span`. Parts of a pool on one node are of different workers.
-                        worker, part = divmod(dealt[q] + next_part[q] * pattern.span + i, each.span)
+                        worker, part = divmod(dealt[q] + next_part[q] * pattern.span + i, spread_pool.span)
                         next_part[q] += 1
-                        first = part * each.stages
-                        worker_type, last = each.pool.type, first + each.stages - 1
+                        first = part * spread_pool.stages
+                        worker_type, last = spread_pool.pool.type, first + spread_pool.stages - 1
                         parts.append(
                             WorkerPart(
-                                pool=each.pool.name,
+                                pool=spread_pool.pool.name,
                                 worker=worker,
                                 first=first,
                                 last=last,

@@ -267,7 +267,7 @@ def cost_usd(day: DayTerms, workers: Ints) -> float:
     paid_workers = count_paid_workers(day, workers)
     if day.is_paid_all_day:
         nodes = [day.nodes_for(node_gpus, pools, paid_workers) for _, node_gpus, pools in day.gpu_kinds()]
-        return day.all_day_usd([int(each.max()) for each in nodes])
+        return day.all_day_usd([int(in_cells.max()) for in_cells in nodes])
     return float(day.cells_h() @ paid_workers @ day.prices()) + _idle_usd(day, paid_workers)
 
 
@@ -350,7 +350,9 @@ def is_within_stock(day: DayTerms, workers: Ints) -> bool:
 
 
 def lives_within_stock(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> bool:
-    """Whether the stock has GPUs for workers, given as (pool, from, to) [s], and the idle ones of nodes."""
+    """Whether the stock has the GPUs of workers, given as (pool, from, to) [s], and of their idle nodes'
+    GPUs.
+    """
     lives = list(lives)
     return all(most_paid_gpus(day, lives, day.pools_on_gpu(gpu)) <= count for gpu, count in day.stock.items())
 
@@ -558,9 +560,9 @@ def _add_stock_rows(program: _DayProgram, paid_columns: Ints) -> None:
         ]
         for in_cell in paid_columns:
             taken = {int(in_cell[c]): -float(day.pools[c].gpus) for c in pools if day.pools[c].node is None}
-            for node_gpus, own in nodes_of_stock:
-                nodes = program.add_variable(int(day.nodes_for(node_gpus, own, day.most[0])))
-                _add_room_rows(program, nodes, node_gpus, in_cell, own)
+            for node_gpus, node_pools in nodes_of_stock:
+                nodes = program.add_variable(int(day.nodes_for(node_gpus, node_pools, day.most[0])))
+                _add_packing_rows(program, nodes, node_gpus, in_cell, node_pools)
                 taken[nodes] = -float(node_gpus)
             program.add_row(taken, -float(count))
 
@@ -579,7 +581,7 @@ def _add_node_rows(program: _DayProgram, paid_columns: Ints) -> None:
             for column, weight in terms.items():
                 program.cost[column] += weight * idle_usd
             nodes = program.add_variable(most_nodes, cost=node.gpus * idle_usd)
-            _add_room_rows(program, nodes, node.gpus, in_cell, pools)
+            _add_packing_rows(program, nodes, node.gpus, in_cell, pools)
 
 
 def _add_day_rows(program: _DayProgram, paid_columns: Ints) -> None:
@@ -589,10 +591,10 @@ def _add_day_rows(program: _DayProgram, paid_columns: Ints) -> None:
         most_nodes = int(day.nodes_for(node_gpus, pools, day.most[0]))
         nodes = program.add_variable(most_nodes, cost=gpu_usd_per_h * node_gpus * hours)
         for in_cell in paid_columns:
-            _add_room_rows(program, nodes, node_gpus, in_cell, pools)
+            _add_packing_rows(program, nodes, node_gpus, in_cell, pools)
 
 
-def _add_room_rows(
+def _add_packing_rows(
     program: _DayProgram, nodes: int, node_gpus: int, in_cell: Ints, pools: Sequence[int]
 ) -> None:
     """Add the rows by which the column `nodes` holds the workers of these pools, as `fewest_nodes` counts.

@@ -35,8 +35,8 @@ from planner.errors import PlannerError
 from planner.files.code_cache import cached_jit
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 
-# These numbers decide how near the search and the bound come, and how long that takes; bounds hold with any
-# others too. They were set by hand.
+# These numbers decide how near the search and the bound come to each other, and how long that takes; bounds
+# are valid with any numbers. They were set by hand.
 CELLS = 2000  # The knapsack counts memory in this many cells.
 BISECTIONS = 8  # The guess at the largest load is bisected this often, to 1/256 of the first interval.
 # The climb to the best mu takes at most CLIMB_STEPS steps along a mean of slopes, in which the newest slope
@@ -89,7 +89,7 @@ class PrefixPrices:
     memory_tokens: int
     sessions: SessionReuse
     order: Ints = field(init=False)  # (V,) All nodes, each followed by its subtree.
-    size: Ints = field(init=False)  # (V,) Nodes in each one's subtree, itself included.
+    size: Ints = field(init=False)  # (V,) How many nodes the subtree of each node has, itself included.
     on_path: tuple[Ints, Ints] = field(init=False)  # The classes (P,) and the nodes (P,) of all pairs.
     hit_s: Floats = field(init=False)  # (P,) c of the class if its path is cached down to this node.
 

@@ -95,17 +95,17 @@ def hot_bound(demand: PrefixDemand, replicas: int, memory_tokens: int, sessions:
 
     `memory_tokens` is M, the memory of one replica.
     """
-    # What may be cached: the nodes of the tree, and the pieces of the curve of sessions. Each is an item,
-    # with its tokens and the seconds of work per second that it saves.
+    # The items that may be cached are the nodes of the tree and the pieces of the sessions' curve. An item
+    # has tokens, and saves seconds of work per second.
     saved_s = demand.subtree_sum(demand.rate_rps) * demand.prefill_s
     tokens = np.concatenate((demand.tokens, np.diff(sessions.cache_tokens)))
     saved_s = np.concatenate((saved_s, np.diff(sessions.saved_s_per_s)))
     # An item without tokens takes no memory, so it comes first.
     saved_per_token = np.divide(saved_s, tokens, out=np.full(len(tokens), np.inf), where=tokens > 0)
     order = np.argsort(-saved_per_token, kind="stable")
-    # The memory that is left for each item after those before it, and the share of the item that fits.
-    room = replicas * memory_tokens - (np.cumsum(tokens[order]) - tokens[order])
-    fitting = np.clip(np.divide(room, tokens[order], out=np.ones(len(order)), where=tokens[order] > 0), 0, 1)
+    # The memory that the items before leave for each item, and the share of the item that fits.
+    free = replicas * memory_tokens - (np.cumsum(tokens[order]) - tokens[order])
+    fitting = np.clip(np.divide(free, tokens[order], out=np.ones(len(order)), where=tokens[order] > 0), 0, 1)
     uncached_s = float(demand.rate_rps @ demand.work_s)
     return max(uncached_s - float(fitting @ saved_s[order]), 0.0) / replicas
 
@@ -182,7 +182,7 @@ def polish_replication(
     known_bound = max(start.bound, hot_bound(demand, prices.replicas, memory_tokens, sessions))
     if best.placed.size <= WHOLE_CELLS:
         best, proven = _solve_whole_program(prices, best, time_limit_s=budget.left_s())
-        # Rounding may leave `proven` above the load, and `load_bound` takes no such bound.
+        # Rounding may leave `proven` above the load, which is the highest bound that `load_bound` accepts.
         known_bound = max(known_bound, min(proven, best.largest_load))
     bound = prices.load_bound(known_bound, best.largest_load)
     if best.largest_load > bound * (1 + OPTIMAL_FRAC):

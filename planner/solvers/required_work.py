@@ -170,10 +170,10 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
     return Deadlines(
         window_s=deadlines.window_s,
         prefill_frac=max(deadlines.prefill_frac, prefilled_requests / measured),
-        prefill_s=max(each.prefill_s for each in all_deadlines),
+        prefill_s=max(deadline.prefill_s for deadline in all_deadlines),
         whole_frac=max(deadlines.whole_frac, whole_requests / measured),
-        gap_s=max(each.gap_s for each in all_deadlines),
-        e2e_s=max(each.e2e_s for each in all_deadlines),
+        gap_s=max(deadline.gap_s for deadline in all_deadlines),
+        e2e_s=max(deadline.e2e_s for deadline in all_deadlines),
         is_paced=False,  # Classes differ in their pace, so only the last token has a deadline.
     )
 
@@ -181,8 +181,8 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
 @dataclass(frozen=True, slots=True, eq=False)
 class LatePrefills:
     """How many requests may be prefilled late in a window in which the SLO is judged by itself. `of_all_frac`
-    is the share of all requests that must be in time, and each class of `of_classes` (mask (n,), share) has a
-    share of its own.
+    is the share of all requests that must be in time. `of_classes` has for each class the mask (n,) of its
+    requests and the share of them that must be in time.
     """
 
     of_all_frac: float
@@ -251,7 +251,7 @@ def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
         whole_frac=max(whole_frac, 0.0),
         gap_s=loosest_s("mean pace", "every gap"),
         e2e_s=loosest_s("all"),
-        # Only an attainment or the guess makes TBT oblige anything. Otherwise `whole_frac` is 0.
+        # Only with an attainment or the guess does TBT oblige anything. Otherwise `whole_frac` is 0.
         is_paced=has_gaps and not has_mean_pace and not has_all,
     )
 

@@ -48,7 +48,7 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap, since nobody knows the demand more exactly.
-# The search for the fleet of the peak stops at this gap: it has one window, so it is quick all the same.
+# The search for the fleet of the peak stops at this gap. It has only one window, so it is quick even so.
 PEAK_GAP_FRAC = 1e-4
 MOST_CELLS = 200_000  # More windows times worker types are refused: set by hand, for memory and time.
 MOST_EXCESS = 1e7  # No schedule exceeds a limit by as much, in GPUs or Watts.
@@ -218,11 +218,12 @@ def schedule(
     )
     if bound == math.inf:
         raise _limits_error(market, demand, time_limit_s)
-    if bound > windows * budget:  # The error says how much money would do, so the cheapest one is looked for.
+    if bound > windows * budget:  # The error says how much money would do: that of the cheapest schedule.
         bound, best = search_schedule(_windows_model(market, demand), cost_of, gap_frac, math.inf, deadline)
     if best is None:
         raise PlannerError(f"no schedule was found in {time_limit_s:g} s; allow more with --time-limit")
-    # A gap may leave starts and stops of workers whose GPUs are reserved, and paid at all hours.
+    # Within the gap there may be starts and stops of workers whose reserved GPUs are paid at all hours
+    # anyway. So keeping all workers on is tried too.
     kept_on = np.broadcast_to(best.max(axis=1, keepdims=True), best.shape)
     best = min(best, kept_on, key=cost_of)
     priced_schedule = buy_gpus(market, demand, best[:type_count], best[type_count:])

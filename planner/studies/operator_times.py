@@ -7,7 +7,7 @@ term of the step time (models/latency.py), added up over the recorded steps of a
   experts             g(N)             only where ranks share them; size: tokens of all ranks
   prefill attention   a A_p + e P      size: query-key pairs
   decode attention    b D + (d + m) K  size: KV tokens read
-  host and waits      the rest         the engine's host, transfers between stages, ranks that wait
+  host and waits      what remains     the engine's host, transfers between stages, ranks that wait
 
 The letters are those of models/latency.py. The KV tokens of a step are computed from its KV blocks, as if the
 last block of each sequence were half full.
@@ -127,14 +127,15 @@ def _pool_rows(
     steps = runs["steps"] * inside_s / run_seconds(runs)
     decodes = runs["decodes"].astype(float)
     tokens = decodes + runs["prefill_tokens"]
-    # A run of equal steps records the blocks of its first. In each later one a decode reads one token more.
+    # A run of equal steps records the blocks of its first step. In each later step a decode reads one token
+    # more.
     first_kv_tokens = (
         runs["blocks"] * float(KV_BLOCK_TOKENS) - decodes * KV_BLOCK_TOKENS / 2 - chunks.kv_tokens
     )
     more_kv_tokens = decodes * (runs["steps"] - 1) / 2  # The mean of these more tokens over the run's steps.
     kv_tokens = np.where(decodes > 0, np.maximum(first_kv_tokens, 0.0) + more_kv_tokens, 0.0)
-    # f(N) of the docstring. It has the experts' time for the worker's own tokens; experts that ranks share
-    # compute the tokens of all ranks.
+    # f(N) of the docstring. It includes the experts' time for the worker's own tokens only; experts that
+    # ranks share compute the tokens of all ranks.
     layers_s = np.asarray(latency.step_s(tokens)) - latency.h_s
     own_experts_s = experts_s = np.zeros(len(runs))
     if latency.joint_s:
@@ -159,15 +160,15 @@ def _pool_rows(
             "KV tokens",
         ),
     ]
-    busy_s = rest_s = float(inside_s.sum())
+    busy_s = remaining_s = float(inside_s.sum())
     rows = []
     for name, step_s, size, unit in terms:
-        # `step_s` is of all layers; each of the pp pipeline stages, which work at once, has its part.
+        # `step_s` is for all layers. The pp pipeline stages work at the same time, each on its layers.
         term_s = float((step_s * steps).sum()) / worker.pp
-        rest_s -= term_s
+        remaining_s -= term_s
         if term_s > 0:
             has_input = steps * (size > 0)
             mean_input = float(np.average(size, weights=has_input)) if has_input.any() else math.nan
             rows.append(OperatorTime(pool.name, name, term_s, term_s / busy_s, mean_input, unit))
-    rest_frac = rest_s / busy_s if busy_s else math.nan
-    return [*rows, OperatorTime(pool.name, "host and waits", rest_s, rest_frac, math.nan, "")]
+    remaining_frac = remaining_s / busy_s if busy_s else math.nan
+    return [*rows, OperatorTime(pool.name, "host and waits", remaining_s, remaining_frac, math.nan, "")]

@@ -173,12 +173,12 @@ def find_frontier(
                 next_limit = _further(next_limit, limit * (1 - sign * stride_frac), tightest, sign)
             elif not steps or answer.value > steps[-1].value * (1 + ROUNDING):
                 stride_frac = FIRST_STRIDE_FRAC / 2  # It is doubled before it is used.
-            beyond = min(beyond, next_limit, key=lambda each: sign * each)
+            beyond = min(beyond, next_limit, key=lambda at: sign * at)
             steps.append(_step_of(answer, _first_start(walk.holds, steps, answer, limit, start), corner))
         if walk.planned_too is not None and limit < walk.planned_too < min(beyond, high):
             limit = start = walk.planned_too
             continue
-        limit, start = beyond, min((step.corner for step in steps), key=lambda each: sign * each)
+        limit, start = beyond, min((step.corner for step in steps), key=lambda corner: sign * corner)
         if sign * limit < sign * tightest:
             ended = "the range from --from to --to ends here"
             break
@@ -215,9 +215,9 @@ def _first_start(
 
 
 def _further(limit: float, other: float, tightest: float, sign: int) -> float:
-    """The tighter of two limits, of which `other` goes no further than the tightest of the range."""
-    other = max(other, tightest, key=lambda each: sign * each)
-    return min(limit, other, key=lambda each: sign * each)
+    """The tighter of `limit` and `other`, where `other` is at most as tight as the range allows."""
+    other = max(other, tightest, key=lambda at: sign * at)
+    return min(limit, other, key=lambda at: sign * at)
 
 
 def _step_of(answer: StudyAnswer, start: float, corner: float) -> FrontierStep:
@@ -242,8 +242,9 @@ def _step_of(answer: StudyAnswer, start: float, corner: float) -> FrontierStep:
 
 
 def _steps_of_frontier(steps: list[FrontierStep], sign: int) -> tuple[FrontierStep, ...]:
-    """The steps whose fleets passed their tests, and that no later step beats. A step beats another if its
-    fleet holds wherever the other's does and costs no more, which happens because searches need not be exact.
+    """The steps whose fleets passed their tests, without those that a later step beats. A step beats another
+    if its fleet holds wherever the other fleet does, and costs no more. That happens because searches need
+    not be exact.
     """
     passed = [step for step in steps if step.is_passed]
     if not passed:
@@ -370,9 +371,9 @@ def _amount_walk(task: PlanQuestion, name: str, key: str, amount_of: Callable[[F
 
 
 def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
-    """The walk over the request rate, whose corners are checked at lower rates too, as draws differ."""
-    # For described traffic the rate is that of the description, as requests drawn from it have a slightly
-    # other one.
+    """The walk over the request rate. Corners are checked at lower rates too, because draws differ."""
+    # For described traffic the rate is that of the description, because the drawn requests have a slightly
+    # different one.
     if task.rate_rps is not None:
         requested_rate_rps = task.rate_rps
     elif task.described is not None:

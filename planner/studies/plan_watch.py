@@ -366,7 +366,7 @@ def drift_of(
     alarms: dict[bool, tuple[Alarm, ...]] = {}  # Those of rises (True) and of falls (False).
     for is_up in (True, False):
         edge = reference.edge(is_up)
-        if edge <= 0:  # No mean is below 0, so nothing can leave this side.
+        if edge <= 0:  # No mean is below 0, so it cannot fall below the levels.
             continue
         c2 = 1 / edge if is_rate else reference.variance
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -460,7 +460,7 @@ def latency_lines(
     """Each limit of the SLO against the live histogram of the last `recent` windows.
 
     `planned_s` are the simulated values of the limits. Engines count the requests of all classes together, so
-    a limit for one class is not known, and neither is one whose metric has no histogram.
+    a limit for one class cannot be judged; nor can one whose metric has no histogram.
     """
     lines = []
     for limit, planned in zip(limits, planned_s, strict=True):

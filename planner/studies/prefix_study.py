@@ -72,7 +72,7 @@ def study_prefixes(
         """The time that is left, divided by `parts`; a stage that comes late still gets some."""
         return max(until_s - time.monotonic(), LEAST_TIME_LEFT_S) / parts
 
-    # The first stage may take half of the time, the second half of the rest, and the last one what is left.
+    # The first stage may take half of the time, the second half of what then remains, the last all of it.
     placement = prefix_placing.plan_prefixes(
         requests, prefill_pool, time_limit_s=part_of_time_left_s(2), rng=rng
     )

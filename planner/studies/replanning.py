@@ -12,11 +12,11 @@ Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker 
 
 A count vector is the n of one fleet. All count vectors that cost less than the best known fleet are listed,
 and the vector expected to carry most is simulated. If its fleet fails, it and all smaller vectors are
-dropped. If it holds, spare workers are removed from it, and it becomes the best known. That a fleet fails if
-a larger one fails is an assumption, and not always true of prefill and decode pools: more prefill workers
-hand over in bursts. So the answer is exact over these options only if no vector was dropped by this
+dropped. If it holds, needless workers are removed from it, and it becomes the best known. We assume that a
+fleet fails if a larger one fails. This is not always true of prefill and decode pools, because more prefill
+workers hand over in bursts. So the answer is exact over these options only if no vector was dropped by the
 assumption. Running workers of a GPU that is no longer in stock are stopped. Policies are those of the plan
-from scratch, as a change of policy moves no worker.
+from scratch, because a change of policy moves no worker.
 
 `compare_traffic` compares the traffic that the running fleet was planned on with today's. The D of Kolmogorov
 and Smirnov is the largest difference between two cumulative distributions, a share of requests. With
@@ -155,7 +155,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     n0 = model.n0
     scratch_count = {option.name: count for option, count in scratch.search_result.best}
     n_scratch = np.array([scratch_count.get(name, 0) for name in names])  # The plan from scratch.
-    # The test of its fleet for production; None with `safety: none`.
+    # The test of that plan's fleet; None with `safety: none`.
     scratch_kept_in = next((each.kept_in for each in scratch.answers if each.name == "production"), None)
     # The running fleet was not chosen for passing the test, so one test is enough (`_ReplanModel.holds`).
     running_holds = (
@@ -352,7 +352,7 @@ def _find_cheaper(
         candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
         study.progress(f"a smaller change: {len(vectors)} left, best {best_usd:.6g} USD")
         if model.holds(candidate):
-            best = _remove_spare_workers(candidate, model)
+            best = _remove_needless_workers(candidate, model)
             best_usd = float(model.horizon_usd(best))
             is_left = model.horizon_usd(vectors) < best_usd * (1 - ROUNDING)
         else:
@@ -468,7 +468,7 @@ def _capacity_shares(universe: Sequence[Option], share: Floats, vectors: Ints) -
     return np.asarray(np.where(is_half_pair, 0.0, carried["mixed"] + by_pairs))
 
 
-def _remove_spare_workers(n: Ints, model: _ReplanModel) -> Ints:
+def _remove_needless_workers(n: Ints, model: _ReplanModel) -> Ints:
     """Remove workers, the most expensive first, while this saves money and the fleet keeps the SLO."""
     n = n.copy()
     for j in np.argsort(-model.price, kind="stable"):

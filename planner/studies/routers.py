@@ -49,7 +49,7 @@ def simulate_routers(
     if target is not None and target in refused:
         warnings.append(facts.NotDeployable(target, refused[target]))
     names = [name for name in manifests.TARGETS if name not in refused and target in (None, name)]
-    # The verdicts by policies, so that each is found once; None if there was no time left for one.
+    # The verdicts by policies, so that equal policies are judged once; None if no time was left.
     plan_verdict = RouterVerdict(plan.verdict, None if plan.trial is None else plan.kept_in, passes=True)
     verdicts: dict[Policies, RouterVerdict | None] = {
         _effective_policies(plan.fleet, plan.fleet.policies): plan_verdict

@@ -185,7 +185,7 @@ class _WorkerCapacity:
                     f"explain-routing: a step of {worker.name} takes {show_s(idle_s)} without requests, "
                     f"more than the limit of {show_s(step_limit_s)} per token; relax it, or leave the SLO out"
                 )
-            step_limit_s -= idle_s  # This is left for the parts of decodes.
+            step_limit_s -= idle_s  # What remains is for the decodes' parts of the step.
         return cls(
             kv_blocks=worker.kv_tokens // KV_BLOCK_TOKENS,
             seats=worker.max_num_seqs,
@@ -225,20 +225,20 @@ def routing_document(explained: Iterable[RoutingMoment]) -> dict[str, Any]:
     return {
         "moments": [
             {
-                "time_s": each.time_s,
-                "role": each.role,
-                "requests": each.requests,
-                "workers": each.workers,
-                "used": each.used,
-                "fewest": each.best.fewest,
-                "fewest_bound": each.best.fewest_bound,
-                "largest_load_frac": each.largest,
-                "least_load_frac": each.best.least,
-                "least_load_bound_frac": each.best.least_bound,
-                "is_fewest": each.best.is_fewest,
-                "is_least": each.best.is_least,
+                "time_s": moment.time_s,
+                "role": moment.role,
+                "requests": moment.requests,
+                "workers": moment.workers,
+                "used": moment.used,
+                "fewest": moment.best.fewest,
+                "fewest_bound": moment.best.fewest_bound,
+                "largest_load_frac": moment.largest,
+                "least_load_frac": moment.best.least,
+                "least_load_bound_frac": moment.best.least_bound,
+                "is_fewest": moment.best.is_fewest,
+                "is_least": moment.best.is_least,
             }
-            for each in explained
+            for moment in explained
         ],
         "summary": routing_sentences(tuple(explained)),
     }
@@ -247,8 +247,8 @@ def routing_document(explained: Iterable[RoutingMoment]) -> dict[str, Any]:
 def routing_sentences(explained: Sequence[RoutingMoment]) -> list[str]:
     """One sentence per role, over the moments at which it had requests."""
     return [
-        _role_sentence(role, [each for each in explained if each.role == role and each.requests])
-        for role in dict.fromkeys(each.role for each in explained)
+        _role_sentence(role, [moment for moment in explained if moment.role == role and moment.requests])
+        for role in dict.fromkeys(moment.role for moment in explained)
     ]
 
 
@@ -257,17 +257,17 @@ def _role_sentence(role: str, moments: Sequence[RoutingMoment]) -> str:
     if not moments:
         return f"{role}: no request was in service at any of the moments."
     moments_text = count_text(len(moments), "moment")
-    within_limits = [each for each in moments if each.best.fewest is not None]
-    # By which share the fullest worker was fuller than in the best packing found.
-    excess_frac = [each.largest / each.best.least - 1 for each in moments]
+    within_limits = [moment for moment in moments if moment.best.fewest is not None]
+    # The share by which the fullest worker was fuller than in the best packing found.
+    excess_frac = [moment.largest / moment.best.least - 1 for moment in moments]
     worst = max(range(len(moments)), key=excess_frac.__getitem__)
-    unproved = sum(not (each.best.is_fewest and each.best.is_least) for each in moments)
+    unproved = sum(not (moment.best.is_fewest and moment.best.is_least) for moment in moments)
     parts = [
         f"{role}: at {moments_text} with requests {np.mean([each.used for each in moments]):.1f} of "
         f"{moments[0].workers} workers were in use on average"
     ]
     if within_limits:
-        fewest = np.mean([float(each.best.fewest or 0) for each in within_limits])
+        fewest = np.mean([float(moment.best.fewest or 0) for moment in within_limits])
         is_everywhere = len(within_limits) == len(moments)
         where = "" if is_everywhere else f" at the {len(within_limits)} where any packing found does"
         parts.append(f"{fewest:.1f} hold the same requests within the limits{where}")

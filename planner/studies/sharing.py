@@ -25,7 +25,7 @@ REST = "other requests"  # The name of the requests of no class.
 
 
 def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
-    """The plan with a fact about what sharing saves in `certificate.binding`, or about why that is not known.
+    """The plan with a fact in `certificate.binding`: what sharing saves, or why that is not known.
 
     Each class has an equal part of the work that a plan may take, so equal questions get equal answers. This
     is cheap: two classes of an 8B LLM on two GPU types took half the CPU time of the plan (0.3 and 0.7 s

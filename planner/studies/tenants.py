@@ -1,9 +1,10 @@
 """What each tenant of a trace costs on a fleet, from a simulation of it.
 
-The bill is divided among the pools by their prices, and a pool's part among the tenants by the worker seconds
-that their requests take. A prompt takes its tokens' share of a step with a full token budget, and the time of
-its attention. A token of output takes its share of a step with the mean number of decodes, and the time to
-read its KV cache. Prompt tokens that a prefix cache has take no time. Idle time is paid in the same shares.
+The bill is divided among the pools by their prices, and a pool's share among the tenants by the worker
+seconds that their requests take. A prompt takes its tokens' share of a step with a full token budget, and the
+time of its attention. A token of output takes its share of a step with the mean number of decodes, and the
+time to read its KV cache. Prompt tokens that a prefix cache has take no time. Idle time is paid in the same
+shares.
 """
 
 from dataclasses import dataclass

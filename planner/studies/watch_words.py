@@ -52,8 +52,8 @@ def watch_sentences(watched: WatchedPlan) -> list[str]:
 
 
 def spot_sentence(spares: Sequence[SpotSpare]) -> str:
-    """That spot workers which may be down are not counted in how far the plan holds."""
-    pools = ", ".join(f"{each.pool}: {each.down} of {each.workers}" for each in spares)
+    """The sentence that spot workers that may be down are not counted in how far the plan holds."""
+    pools = ", ".join(f"{spare.pool}: {spare.down} of {spare.workers}" for spare in spares)
     return f"how far the plan holds is without the spot workers that may be down at once ({pools})"
 
 

@@ -148,8 +148,8 @@ class Study:
                 for other_key, request in self._requests_by_task.items()
                 if other_key[:-1] == key_without_draws
             )
-            # Simulations are cached by the identity of the trace, so a question that differs in its draws
-            # alone, the last part of a key, uses the same object.
+            # Simulations are cached by the identity of the trace. So questions that differ only in their
+            # draws, the last part of a key, use the same trace object.
             if (remembered := next(same_traffic, None)) is not None:
                 requests, note = remembered.requests, remembered.note
             else:
@@ -299,8 +299,7 @@ class ChangedQuestion:
     was no fleet before; `why_before` is then the error. `answer` is None if no fleet was found, and `why` is
     then the error. `kept_under` names the policies with which the workers of the previous fleet keep the SLO;
     it is empty if these are its own. `value_now` is the objective of the previous fleet at the prices of the
-    changed question. `kept_as_written` says of a fleet that is not kept whether only its scenarios are the
-    reason.
+    changed question. `kept_as_written`: the previous fleet is not kept, and only because of its scenarios.
     """
 
     label: str
@@ -361,8 +360,8 @@ def answer_change(
 
 
 def _reason_of(error: InfeasibleError) -> str:
-    """Why there is no fleet, and what helps. Other messages than that of too few scenarios (`most_kept`) end
-    with what helps already.
+    """Why there is no fleet, and what helps. Only the message of too few scenarios (`most_kept`) does not say
+    itself what helps.
     """
     return f"{error}; ask for {error.relaxation}" if error.most_kept and error.relaxation else str(error)
 

@@ -20,7 +20,7 @@ from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.output import render
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
-from planner.search.mixed.router_fit import _room, fit_router
+from planner.search.mixed.router_fit import _slack, fit_router
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.prefixes.prefix_placing import pool_prefixes
 from planner.search.problem.idle_limits import floor_s
@@ -231,7 +231,7 @@ def test_fitted_settings_leave_no_less_room(catalog: Catalog, worker: WorkerType
         default = Policies(prefix_cache=True, routing=routing)
         oracle = Oracle(llm, trace, slo, Fleet(llm, (Pool("w", "mixed", worker, 1),)).network, default)
         best = fit_router(oracle, counts)
-        assert _room(oracle, best, counts) >= _room(oracle, default, counts)
+        assert _slack(oracle, best, counts) >= _slack(oracle, default, counts)
         assert (
             replace(
                 best, balance_ratio=1.5, balance_requests=64, cache_threshold_frac=0.3, share_window_s=180.0

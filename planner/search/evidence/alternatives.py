@@ -52,7 +52,7 @@ def find_alternatives(
     alone = _cheapest_by_gpu(on_every_draw, level0, best, value)
     is_one_gpu = len({option.type.gpu.name for option, _ in best}) == 1
     is_mixed = all(option.role == "mixed" for option, _ in best)
-    # Kinds that are simpler than the plan, each with the best fleet of the kind that is known.
+    # Kinds that are simpler than the plan, each with the best known fleet of the kind.
     kinds: list[tuple[str, Counts | None]] = []
     if not is_one_gpu:
         cost_of = {pool.counts: pool.cost for pool in alone.values() if pool.counts}
@@ -167,16 +167,18 @@ def _cheapest_mixed(
         return simulations_left <= 0 or problem.out_of_time()
 
     ordered = sorted(options, key=partial(_search_order, problem, level0))
-    mixed = [  # The options of which level 0 knows a count that holds.
+    known_to_hold = [  # The options of which level 0 knows a count that holds.
         option
         for option in ordered
         if option.name in search.least_holding and search.least_holding[option.name] <= most[option.name]
     ]
     if len(best) == 1 and best[0][0] in options:  # The plan is such a pool itself.
         counts, ceiling = best, value
-    elif mixed and not has_stopped() and check_holds(mixed[0], count := search.least_holding[mixed[0].name]):
-        counts = ((mixed[0], count),)
-        ceiling = objective_of(counts)
+    elif known_to_hold and not has_stopped():
+        first = known_to_hold[0]
+        if check_holds(first, count := search.least_holding[first.name]):
+            counts = ((first, count),)
+            ceiling = objective_of(counts)
     # The first option of each worker size: later entries of a dict replace earlier ones, hence `reversed`.
     one_per_size = {hardware_of(option): option for option in reversed(ordered)}.values()
     # A pool needs more workers than the largest count that failed, and costs no less than the best fleet of
@@ -199,8 +201,8 @@ def _cheapest_mixed(
         if has_stopped():
             notes = (Remarked("perhaps-not-cheapest"),)
             break
-        item = level0.bounded[option.name]
-        fewest = least_that_holds(partial(check_holds, option), most_failed[option.name] + 1, count, item)
+        bounded = level0.bounded[option.name]
+        fewest = least_that_holds(partial(check_holds, option), most_failed[option.name] + 1, count, bounded)
         if fewest is not None:
             counts = ((option, fewest),)
             ceiling = objective_of(counts)

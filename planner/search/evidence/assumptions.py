@@ -217,12 +217,11 @@ def _bound_facts(problem: Problem) -> list[Assuming]:
     facts: list[Assuming] = [
         ObligedWork(
             whole_frac=work.whole_frac,  # Share of the requests whose whole work must be done.
-            # `whole_s` counts from the first arrival (required_work.py); a reader is told what is left after
-            # the last one.
+            # `whole_s` counts from the first arrival (required_work.py), this fact from the last one.
             whole_after_s=work.whole_s - trace.duration_s if work.whole_frac > 0 else 0.0,
             prefill_frac=work.prefill_frac,
-            # The bound also counts the last tenth of arrivals, which the backlog test looks at; but not of
-            # sessions, whose turns arrive earlier or later as the fleet answers.
+            # The bound also counts the last tenth of arrivals, because of the backlog test; but not with
+            # sessions, where arrivals depend on how fast the fleet answers.
             tail=not trace.after.size,
         )
     ]

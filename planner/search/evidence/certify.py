@@ -155,8 +155,8 @@ def add_robustness(
     survivor = None if production is None else production.with_loss
     # Fleets that are known already, of which it is said at which prices they would be cheaper.
     compared = [] if survivor is None else [("with a loss", problem.oracle.fleet(survivor))]
-    # The fleet with a loss has a bill under any objective. Alternatives were the best of their kind by the
-    # objective, so only if that is cost do their prices say when they would be chosen.
+    # The fleet with a loss has a bill under any objective. Alternatives are the best of their kind by the
+    # objective. So only if the objective is cost do their prices say when they would be chosen.
     compared += priced_alternatives(plan.alternatives) if plan.certificate.objective == "cost" else []
     robustness = RobustnessSearch(problem, best, compared).run()
     return replace(plan, certificate=replace(plan.certificate, robustness=robustness))
@@ -226,9 +226,9 @@ def search_llm(
     """Find a lower bound on the cost of all fleets of one LLM, then search them. LLMs that share limits are
     planned in planner/search/several. Returns the best fleet of each policy with its problem.
 
-    Of the fleets in `start` those that hold are upper bounds: the search looks for cheaper ones.
+    Fleets of `start` that hold are upper bounds: the search looks for cheaper ones.
     """
-    # Where limits are out of reach, the error of `build_problem` is raised with limits that are not.
+    # If limits are out of reach, the error of `build_problem` is raised, with limits that a fleet keeps.
     problem = with_relaxation(inputs.problem)
     if inputs.task.safety is not None and (idle := find_idle_misses(problem)) is not None:
         problem.progress(Urgent(f"{idle_misses_error(idle)}; so the plan is only on paper"))
@@ -239,7 +239,7 @@ def search_llm(
         raise error
     if inputs.task.safety is None or prove:
         return search_policies(problem, start, prove=prove)
-    # The rest of the work is for production, which is what will run.
+    # The work that remains is for production, because that fleet will run.
     on_paper = _with_share_of_time(inputs, PAPER_TIME_FRAC)
     paper_problem = replace(problem, deadline=on_paper.conditions.deadline)
     try:
@@ -400,7 +400,7 @@ class _FurtherResults:
 
     neighbours: tuple[Neighbour, ...]
     binding_limits: tuple[Binding, ...]
-    other_facts: tuple[Binding, ...]  # Findings that say of no limit that it binds.
+    other_facts: tuple[Binding, ...]  # Findings beside limits that bind.
     warnings: tuple[Warned, ...]
     alternatives: tuple[Alternative, ...]
     repeats: tuple[Repeats, ...]
@@ -416,10 +416,10 @@ def _simulate_further(
 ) -> _FurtherResults:
     """Simulate the evidence for the plan, as far as the clock allows.
 
-    Neighbours and the prices of other policies and of `robust` (findings.price_insurance) are
-    about the best fleet on paper: the search proves that nothing cheaper holds on paper, and these say why.
-    One worker more, spot losses and other draws are about the fleet that runs. A plan for production has
-    scenarios, so it needs neither other draws of the traffic nor step times at the ends of their spread.
+    Neighbours, and the prices of other policies and of `robust` (findings.price_insurance), explain why the
+    search found nothing cheaper on paper, so they are about the best fleet on paper. One worker more, spot
+    losses and other draws are about the fleet that runs. A plan for production has scenarios, so it needs
+    neither other draws of the traffic nor step times at the ends of their spread.
     """
     problem, fleet_search = best_of(searched)
     oracle = problem.oracle

@@ -27,7 +27,7 @@ from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.policy_search import search_policies
 from planner.search.mixed.polished_pins import polish_placements
 from planner.search.oracle.fleet_counts import Counts, counts_of, has_whole_pairs, objective_of, workers_of
-from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_spare_workers
+from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_needless_workers
 from planner.search.oracle.traffic_request import rates_frac
 from planner.search.oracle.work_clock import is_over, is_time_limit_reached
 from planner.search.prefixes.prefix_placing import PoolPrefixes
@@ -274,7 +274,7 @@ def _price_shortest_first(
     with_sjf = with_policies(problem, replace(problem.oracle.policies, queue="sjf"))
     fewer = search.best
     if with_sjf.oracle.holds(fewer):
-        fewer = without_spare_workers(fewer, with_sjf.oracle)
+        fewer = without_needless_workers(fewer, with_sjf.oracle)
     value = objective_paid(problem, fewer)
     if objective_of(fewer) >= search.value:
         return ()
@@ -336,7 +336,8 @@ def simulate_neighbours(
             and verdict.attainment_holds
             and verdict.guarantees_hold
         )
-        # With losses or several draws the fleet may miss other limits in simulations that were not looked at.
+        # With losses or several draws, the fleet may miss other limits in simulations that are not judged
+        # here.
         if fails_by_one_limit and not problem.oracle.has_losses and not problem.draws:
             line = missed_lines[0]
             value_s = line.deciding_s
@@ -391,8 +392,8 @@ def price_insurance(
     """What `robust:` of the question costs, as insurance: how much dearer the plan is than one for the
     expected traffic and step times, whether its fleet keeps the SLO if all comes as expected, and warnings.
 
-    Neither search is exact for mixed fleets, so the search for what is expected might end at a dearer fleet
-    than the robust one. Its answer is then the robust fleet, if this keeps the SLO there.
+    Searches are not exact for mixed fleets, so the search for the expected traffic may end at a fleet that is
+    dearer than the robust one. Then the robust fleet is its answer, if it keeps the SLO on that traffic.
     """
     task = problem.task
     if task.robust == Robust() or not clock.allows("expected"):
@@ -553,8 +554,8 @@ def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
     worst = [worst_window(simulation, k, edges_s) for k in range(len(slo.limits))]
     return facts.WorstHour(
         tuple(
-            facts.At(limit, each.value_s, each.kept_frac, each.span_s)
-            for limit, each in zip(slo.limits, worst, strict=True)
+            facts.At(limit, window.value_s, window.kept_frac, window.span_s)
+            for limit, window in zip(slo.limits, worst, strict=True)
         )
     )
 
@@ -597,7 +598,7 @@ def kept_hours(simulation: Simulation, slo: Slo) -> tuple[facts.WorstHour, ...]:
 
 
 def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.Binding, ...]:
-    """The limits within which no pool of the fleet that uses them can have one worker more."""
+    """The limits that are used up: each pool that uses the limit would exceed it with one worker more."""
     bindings, workers = [], workers_of(best)
     for limit, amount in limits.rows():
         users = [option.type for option, _ in best if limits.use_per_worker(limit, option.type)]
@@ -690,11 +691,11 @@ def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[facts.Warned, ...
     if not guessed or not measured:
         return ()
     # GPUs that are measured in some group sizes and guessed in others.
-    both = {row_of(each.gpu.name) for each in guessed} & {row_of(each.gpu.name) for each in measured}
+    both = {row_of(worker.gpu.name) for worker in guessed} & {row_of(worker.gpu.name) for worker in measured}
 
     def names(types: Iterable[WorkerType]) -> tuple[str, ...]:
         """Each GPU once, with the size of its group where it is in `both`."""
-        rows = ((row_of(each.gpu.name), each.tp) for each in types)
+        rows = ((row_of(worker.gpu.name), worker.tp) for worker in types)
         return tuple(dict.fromkeys(f"{gpu} tp{tp}" if gpu in both else gpu for gpu, tp in rows))
 
     return (facts.RooflineWon(names(guessed), names(measured)),)
@@ -704,8 +705,8 @@ def keep_alive_warnings(prefixes: Iterable[PoolPrefixes]) -> tuple[facts.Warned,
     """A warning if the requests that keep pinned prefixes cached take much of some worker's time, because no
     simulation has them.
     """
-    keeps = [each.keep_alive for each in prefixes if each.keep_alive is not None]
-    is_much = any(keep.busy_frac > KEEP_ALIVE_FRAC for keep in keeps)
+    keep_alives = [pool.keep_alive for pool in prefixes if pool.keep_alive is not None]
+    is_much = any(keep_alive.busy_frac > KEEP_ALIVE_FRAC for keep_alive in keep_alives)
     return (facts.Cautioned("keep-alives-uncounted"),) if is_much else ()
 
 
@@ -771,7 +772,7 @@ def nodes_beyond_stock_warnings(problem: Problem, bill: Bill) -> tuple[facts.War
 
 
 def tenant_queue_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
-    """A warning if the SLO has guarantees to tenants, and the target has no queue that goes by them."""
+    """A warning if the SLO has guarantees to tenants, because no deployment target has a queue by tenant."""
     if problem.task.deploy is None or not problem.slo.guarantees:
         return ()
     return (facts.Cautioned("no-queue-by-tenants"),)

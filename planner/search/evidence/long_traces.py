@@ -40,8 +40,8 @@ from planner.traffic.scaling import find_busiest_window
 from planner.traffic.trace import Trace, window_numbers
 from planner.units import show_clock, show_s, show_span
 
-# Traces with more requests are planned by their busiest part. Not the LONG_REQUESTS of streaming_requests.py,
-# from which on a simulation takes in its requests piece by piece.
+# Traces with more requests are planned by their busiest part. (LONG_REQUESTS of streaming_requests.py is
+# another limit, above which a simulation reads its requests piece by piece.)
 LONG_REQUESTS = 2_000_000
 # For production the limit is this share of LONG_REQUESTS: every fleet is simulated in dozens of scenarios.
 IN_SCENARIOS_FRAC = 0.25
@@ -51,8 +51,8 @@ PART_REQUESTS = 200_000
 MOST_ROUNDS = 3
 # An estimate of the seconds per request that simulating and recording the whole trace takes.
 REQUEST_S = 2e-6
-# A trace is searched whole only if the time limit leaves room for this many simulations of it. A part is made
-# so short that there is time for twice as many simulations of the part.
+# A trace is searched whole only if the time limit allows this many simulations of it. A part is made so short
+# that there is time for twice as many simulations of the part.
 WHOLE_SIMULATIONS = 20
 # The time kept for the simulation on the whole trace is this many times its estimate, because the machine may
 # do other work.
@@ -75,7 +75,7 @@ class _BusyPart:
 def part_requests(seconds: float) -> int:
     """How many requests a part has at the trace's mean rate, if the search has a time limit of `seconds`."""
     most_in_time = seconds / (2 * WHOLE_SIMULATIONS * REQUEST_S)
-    # If the two bounds contradict each other, PART_REQUESTS holds.
+    # If PART_REQUESTS is below LEAST_REQUESTS, PART_REQUESTS decides.
     return max(int(min(most_in_time, PART_REQUESTS)), min(LEAST_REQUESTS, PART_REQUESTS))
 
 

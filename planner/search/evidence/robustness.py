@@ -216,12 +216,12 @@ class RobustnessSearch:
         scenarios = problem.search_scenarios.count + LEAST_TEST_SCENARIOS
         if scenarios * requests * self._agents_effort() > MORE_REQUESTS:
             return None
-        # The search's scenarios come first, because they are fewer than the test's, and a fleet that fails in
-        # them needs no test.
+        # The search's scenarios come first: they are fewer than the test's, and a fleet that fails in them
+        # needs no test.
         grown = with_search_scenarios(
             replace(problem, search_scenarios=problem.search_scenarios.with_more(MORE_FRAC))
         )
-        # The count is shown, so every scenario is simulated.
+        # The report shows the count, so no scenario is taken to be kept without a simulation.
         oracle = replace(grown.oracle, until=problem.deadline, infers_kept=False)
         count = problem.search_scenarios.count
         missed = oracle.missed_count(self.best, count)
@@ -252,8 +252,8 @@ class RobustnessSearch:
         )
 
     def _find_losses(self) -> tuple[WorkerLoss, ...]:
-        """For each pool, which limits are missed when one of its workers is lost. Losses that the question
-        asks to survive are not added to that one.
+        """For each pool, which limits are missed when one of its workers is lost, without the losses that the
+        question asks to survive.
         """
         oracle, losses = self.problem.oracle.as_written(spare_workers=0, spare_nodes=0, spot={}), []
         if not self._may_go_on("losses", len(self.best) * len(oracle.trace)):
@@ -335,8 +335,8 @@ def _at_workers_fact(
     counts: tuple[int, ...], verdicts: Sequence[Verdict | None], limits: Sequence[Limit], may_miss: int
 ) -> AtWorkers:
     """What a fleet with these counts keeps. For each limit: the share of requests that keep it, over the
-    scenarios: the lowest, the lowest once the `may_miss` worst scenarios are left out, the median, and the
-    highest. A verdict of None counts as a share of 0.
+    scenarios: the lowest, the lowest without the `may_miss` worst scenarios, the median, and the highest. A
+    verdict of None counts as a share of 0.
     """
     shares = []
     for k, limit in enumerate(limits):
@@ -348,7 +348,7 @@ def _at_workers_fact(
 
 
 def find_price_turns(fleet: Fleet, others: Sequence[tuple[str, Fleet]]) -> tuple[PriceTurn, ...]:
-    """For each GPU of the plan the smallest price rise from which on another fleet is cheaper.
+    """For each GPU of the plan the smallest price rise that makes another fleet cheaper.
 
     A bill is linear in the price of a GPU, so one doubled price gives the slope. Fleets that cost no more
     than the plan today are left out, and those that stay dearer up to MOST_PRICE_RISE_FRAC.

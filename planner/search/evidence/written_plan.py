@@ -20,7 +20,7 @@ from planner.simulator.slo_verdict import judge_slo
 def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
     """The plan in a folder, or that of a plan.yaml at `path`, and the command that made it.
 
-    Raises InputError where a file is missing or belongs to another plan than the others.
+    Raises InputError if a file is missing or does not belong to the same plan.
     """
     written = read_written(path, catalog)
     simulation = simulate(written.fleet, written.trace, limits=written.slo.limits, record=True)
@@ -50,8 +50,8 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
 
 
 def _prefixes(plan: WrittenPlan, simulation: Simulation) -> tuple[PoolPrefixes, ...]:
-    """The prefixes of each pool. If prefixes are pinned, their placement is the search's quick one where that
-    gives the pinned prefixes of the fleet, else the polished one.
+    """The prefixes of each pool. If prefixes are pinned, their placement is the quick one if it gives the
+    pinned prefixes of the written fleet, else the polished one.
     """
     fleet, trace = plan.fleet, plan.trace
     rng = np.random.default_rng(plan.certificate.seed)

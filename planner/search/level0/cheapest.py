@@ -3,9 +3,9 @@
 A design is the worker types of a fleet, one per pool; with a count of workers for each pool it is a fleet. A
 row of a design are its fleets that differ only in the count of the last pool; the corner of a row is its
 least fleet that is not known to fail (designs.py). For each LLM one corner, or one fleet known to hold, is
-chosen from one of its designs, so that all are within the limits and together cheapest: for one LLM that is a
-minimum, for several LLMs the answer of solvers/multiple_choice.py. Chosen corners are simulated until every
-chosen fleet is known to hold.
+chosen from one of its designs, so that the chosen fleets are within the limits and together cheapest. For one
+LLM the choice is a minimum, for several LLMs solvers/multiple_choice.py makes it. Chosen corners are
+simulated until every chosen fleet is known to hold.
 
 This is the master of a logic-based Benders decomposition. LLMs share no worker, so there is one subproblem
 for each: the simulator says whether the chosen fleet keeps the SLO of its LLM. Corners that fail move up in
@@ -15,8 +15,8 @@ never hurt, and a pool that fails beside a perfect partner also fails beside a r
 
 For one LLM the next cheapest corners are simulated as well, WAVE (one_pool.py) at a time: one answer seldom
 makes another needless, because all corners below the best fleet must be ruled out. For several LLMs one
-corner of each is simulated at a time, because which corner is worth it depends on what is chosen for the
-others.
+corner of each is simulated at a time, because the corner that is worth simulating depends on what is chosen
+for the other LLMs.
 """
 
 from __future__ import annotations
@@ -93,14 +93,18 @@ def shared_limits(limits: FleetLimits, *, of_all: bool = False) -> tuple[SharedL
 def _packed_stocks(
     llms: Sequence[Sequence[FleetDesign]], limits: Sequence[SharedLimit], *, by_bill: bool
 ) -> tuple[list[SharedLimit], list[NodeStock]]:
-    """The stocks of whole nodes that several LLMs share, and what their rows add up: SharedLimits without an
-    amount, which follow the `limits`. With `by_bill` a node weighs its price, and nodes in no stock count.
+    """The stocks of whole nodes that several LLMs share, and the sums over workers that they refer to.
+
+    The sums are SharedLimits without an amount. A stock has their positions in the list of `limits` followed
+    by the sums. With `by_bill` a node weighs its price, and nodes in no stock count too.
     """
-    options = dict.fromkeys(pool.bounded.option for each in llms for design in each for pool in design.pools)
+    designs = itertools.chain.from_iterable(llms)
+    options = dict.fromkeys(pool.bounded.option for design in designs for pool in design.pools)
     sums: list[SharedLimit] = []
     stocks: list[NodeStock] = []
 
-    def add(weight_of: Weigh) -> int:
+    def add_sum(weight_of: Weigh) -> int:
+        """Add a sum; returns its position after the limits."""
         sums.append(SharedLimit(None, math.inf, weight_of))
         return len(limits) + len(sums) - 1
 
@@ -113,12 +117,13 @@ def _packed_stocks(
         nodes = []
         for alike in map(frozenset, kinds.values()):
             priced = [node for option in alike if (node := node_of(option.type.gpu)) is not None]
+            # All nodes of a kind have the same GPUs; their prices may differ.
             gpus, usd_per_h = priced[0].gpus, min(node.idle_usd_per_h for node in priced)
             packed = packing_rows(gpus, tuple(sorted({option.type.gpus for option in alike})))
-            rows = tuple((add(_row_weight(alike, weights)), k) for weights, k in packed)
+            rows = tuple((add_sum(_row_weight(alike, weights)), k) for weights, k in packed)
             nodes.append(NodesOfKind(gpus, rows, gpus * usd_per_h if by_bill else 0.0))
         if nodes:
-            stocks.append(NodeStock(amount, add(_row_weight(singly, None)), tuple(nodes)))
+            stocks.append(NodeStock(amount, add_sum(_row_weight(singly, None)), tuple(nodes)))
 
     stocked = set[Option]()
     for limit in limits:
@@ -256,9 +261,9 @@ def _answer_all(questions: Sequence[DesignQuery]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Column(GroupChoice):
-    """A corner of a design, or a fleet of it that is known to hold (`holds`), by its counts `vector`; with
-    the weight of all its workers (`value`) and what they use of each limit. The `weight` leaves out what
-    nodes weigh.
+    """A corner of a design, or a fleet of the design that is known to hold (`holds`), with its counts
+    `vector` and the weight `value` of all its workers. The inherited `weight` leaves out what nodes weigh;
+    the inherited `uses` are the workers' uses of each limit.
     """
 
     value: float
@@ -268,7 +273,7 @@ class _Column(GroupChoice):
 
 
 class _DesignTable:
-    """The designs of one LLM in one search: the weights of their workers and what they take of limits."""
+    """The designs of one LLM in one search, with their workers' weights and uses of limits."""
 
     def __init__(
         self,
@@ -280,10 +285,10 @@ class _DesignTable:
         is_shared: bool,
     ) -> None:
         self.designs, self.weigh = designs, weigh
-        # By kind of node: where the GPUs of a fleet on it are among its uses, and what a GPU of it weighs.
+        # By kind of node: the position, among a fleet's uses, of its GPUs on such nodes; a GPU's weight.
         kinds = [kind for stock in stocks for kind in stock.kinds]
         self.node_weights = [(kind.rows[0][0], kind.weight / kind.gpus) for kind in kinds]
-        self.is_shared = is_shared  # With other LLMs: uses of limits are sums over workers.
+        self.is_shared = is_shared  # Other LLMs share the limits: then uses are sums over workers.
         # By limit: the function `total` or None, and the amount, raised by what sums may be off by rounding.
         self.totals = [limit.total for limit in limits]
         self.amounts = [limit.amount * (1 + ROUNDING) for limit in limits]
@@ -387,7 +392,7 @@ class _DesignTable:
             terms = [self.terms[pool] for pool in design.pools]
             leasts = tuple(pool.least for pool in design.pools)
             most_of = partial(self._most_workers, design, leasts, ceiling)
-            pool_questions = design.pool_questions(terms, most_of, each=len(self.designs) == 1)
+            pool_questions = design.pool_questions(terms, most_of, all_unknown=len(self.designs) == 1)
             if not pool_questions:
                 has_question.add(design)
                 most = self._most_workers(design, column.vector, ceiling, len(design.pools) - 1)

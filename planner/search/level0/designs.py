@@ -42,8 +42,8 @@ FIRST_STRIDE_PARTS = 8
 # The search of a row goes up from its corner if counts of more than NEAR_CORNER times the corner are
 # possible; a shorter range is bisected (`RowQuestion.simulate`).
 NEAR_CORNER = 1.1
-# If the most workers that could pay are less than this many times the guess, the most are simulated before
-# the guess, because one failure of theirs rules the pool out.
+# If the most workers that a better fleet could have are less than this many times the guess, the most are
+# simulated before the guess, because one failure with them rules the pool out.
 NEAR_GUESS = 1.5
 
 Vector = tuple[int, ...]  # Workers of each pool of a design. All numbers but the last identify a row.
@@ -61,8 +61,8 @@ class DesignQuery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DesignTerms:
-    """One worker of a pool in one question: its weight in what is minimised, what it takes of each shared
-    limit, and the most workers that the limits allow.
+    """What one worker of a pool adds to a search: its weight in the sum that is minimised, and its use of
+    each shared limit. `most` is how many such workers the limits allow.
     """
 
     weight: float
@@ -109,7 +109,7 @@ def record_why_not(bounded: BoundedOption, search: Search) -> None:
     """Write into `search.refuted` why an option is not in the best fleet."""
     option = bounded.option
     failed = search.learned[option.name].failed
-    if search.best is not None and option in [each for each, _ in search.best]:
+    if search.best is not None and option in [best_option for best_option, _ in search.best]:
         search.refuted.pop(option.name, None)
     elif failed >= bounded.least:
         role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
@@ -124,7 +124,7 @@ def record_why_not(bounded: BoundedOption, search: Search) -> None:
 
 @dataclass(slots=True)
 class PoolQuestion:
-    """Do `count` workers of a pool suffice beside a perfect partner?"""
+    """Do `count` workers of a pool suffice beside a perfect partner? `answer` is False until `simulate`."""
 
     pool: DesignPool
     count: int
@@ -141,7 +141,7 @@ class PoolQuestion:
         guess, stride = bounded.likely, max(bounded.likely // FIRST_STRIDE_PARTS, 1)
         if bounded.likely_decode is not None:  # This guess is often exact, so strides begin at 1.
             guess, stride = bounded.likely_decode, 1
-        if holding > most:  # No count that could pay is known to suffice, so the counts go up from the guess.
+        if holding > most:  # No count up to `most` is known to suffice, so the counts go up from the guess.
             # The distance from the guess doubles with each failure, and grows by a stride.
             count = guess if failed < guess else 2 * failed - guess + stride
             is_most_near = bounded.likely_decode is None and most < NEAR_GUESS * guess
@@ -240,14 +240,14 @@ class FleetDesign:
         return [*corners, (first_unknown, least_last)]
 
     def pool_questions(
-        self, terms: Sequence[DesignTerms], most: Callable[[int], float], *, each: bool = False
+        self, terms: Sequence[DesignTerms], most: Callable[[int], float], *, all_unknown: bool = False
     ) -> list[PoolQuestion]:
-        """The pools to simulate by themselves before this design is simulated: at most one of them, or with
-        `each` all whose least count is not known.
+        """The pools to simulate by themselves before this design is simulated: at most one pool, or with
+        `all_unknown` every pool whose least count is not known.
 
-        `most(k)` is how many workers of the k-th pool could pay beside the least of the other pool. A pool of
-        which even `most(k)` might not suffice comes first, because its failure rules the design out.
-        Otherwise it is the pool for which the range of possible counts costs most.
+        `most(k)` is how many workers of the k-th pool a better fleet may have beside the least of the other
+        pool. If even these might not suffice, the pool comes first, because its failure rules the design out.
+        Otherwise the pool comes first whose range of possible counts costs most.
         """
         if len(self.pools) == 1:  # A mixed pool has no partner: it is simulated as a fleet.
             return []
@@ -256,7 +256,7 @@ class FleetDesign:
             for k, (pool, own_terms) in enumerate(zip(self.pools, terms, strict=True))
             if not pool.is_known
         ]
-        if not unknown or each:
+        if not unknown or all_unknown:
             return [PoolQuestion.of(pool, at_most) for pool, _, at_most in unknown]
         for pool, _, at_most in unknown:
             if pool.learned.least_holding > at_most:

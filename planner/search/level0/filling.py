@@ -50,11 +50,11 @@ def list_filled_fleets(
         combination_of, chosen, counts = table.fill(chosen)
         # The combination with which MOST_CANDIDATES is exceeded is the last one, and all its fleets are
         # listed.
-        room = MOST_CANDIDATES - count
-        if len(combination_of) <= room:
+        remaining = MOST_CANDIDATES - count
+        if len(combination_of) <= remaining:
             end = len(combination_of)
         else:
-            end = int(np.searchsorted(combination_of, combination_of[room], side="right"))
+            end = int(np.searchsorted(combination_of, combination_of[remaining], side="right"))
         vectors = np.zeros((end, len(options) + 1), np.int32)
         np.put_along_axis(vectors, chosen[:end], counts[:end].astype(np.int32), axis=1)
         fleets.append(vectors[:, :-1])
@@ -150,8 +150,8 @@ class _OptionArrays:
         self.billed_nodes = _Nodes([*(node_of(option.type.gpu) for option in options), None], self.gpus)
 
     def select_open(self, chosen: Ints) -> Ints:
-        """Those of the combinations `chosen` (C, k) that can serve and that cost less than the value with one
-        worker of each option; with `kinds`, only those without two options of one kind.
+        """The combinations of `chosen` (C, k) that can serve, and that with one worker of each option cost
+        less than the value; with `kinds`, without any that has two options of one kind.
         """
         chosen = chosen[self._can_serve(chosen)]
         if self.kinds is not None:
@@ -196,14 +196,15 @@ class _OptionArrays:
         return self._on_whole_nodes(combination_of, chosen, counts)
 
     def _most_workers(self, option: Ints, spent: Floats, unused: Sequence[Floats]) -> Floats:
-        """The most workers (R,) of an `option` (R,) with which fleets, whose other workers have `spent` a
-        part of the value, stay below it and within what is `unused` of every limit.
+        """The most workers (R,) of an `option` (R,) that can be added to fleets, so that they stay below the
+        value, of which their other workers take `spent`, and within what is `unused` of every limit.
         """
-        of_worker = self.objective[option]
+        worker_value = self.objective[option]
         with np.errstate(divide="ignore", invalid="ignore"):
             # A fleet must stay below the value, so a count that just reaches it is one too many.
-            most = np.ceil((self.value * (1 - ROUNDING) - spent) / of_worker) - 1
-        most = np.where(of_worker > 0, most, np.where(spent < self.value, math.inf, -1.0))
+            most = np.ceil((self.value * (1 - ROUNDING) - spent) / worker_value) - 1
+        # Free workers cost nothing of the value, unless the fleet has reached it without them.
+        most = np.where(worker_value > 0, most, np.where(spent < self.value, math.inf, -1.0))
         for amount, (_, uses) in zip(unused, self.rows, strict=True):
             use = uses[option]
             is_used = use > 0
@@ -253,7 +254,7 @@ class _OptionArrays:
         by_gpu = (self.objective[chosen] * counts).sum(axis=1)
         if not self.objective_nodes.is_any:
             return np.asarray(by_gpu)
-        has_nodes = (self.objective_nodes.of[chosen] >= 0).any(axis=1)
+        has_nodes = (self.objective_nodes.number_of_option[chosen] >= 0).any(axis=1)
         idle = self.objective_nodes.idle_usd_per_h(chosen, counts)
         return np.asarray(np.where(has_nodes, by_gpu * (1 + TIE_BREAK_FRAC) + idle, by_gpu))
 
@@ -273,15 +274,16 @@ class _OptionArrays:
 
 
 class _Nodes:
-    """The nodes on which options run. `of` (J + 1,) is the number of each option's node, -1 if its GPUs are
-    sold singly, and `gpus` (J + 1,) the GPUs of a worker. The other arrays are by the number of a node; their
-    last entry, at -1, is for no node.
+    """The nodes on which options run. `number_of_option` (J + 1,) is the number of each option's node, -1 if
+    its GPUs are sold singly, and `gpus` (J + 1,) the GPUs of a worker. The other arrays are by the number of
+    a node; their last entry, at -1, is for no node.
     """
 
     def __init__(self, nodes: Sequence[PricedNode | None], gpus: Floats) -> None:
         self.gpus = gpus
         sold_nodes = [*dict.fromkeys(node for node in nodes if node is not None)]
-        self.of = np.array([-1 if node is None else sold_nodes.index(node) for node in nodes], dtype=np.int64)
+        numbers = [-1 if node is None else sold_nodes.index(node) for node in nodes]
+        self.number_of_option = np.array(numbers, dtype=np.int64)
         self.is_any = bool(sold_nodes)
         kinds = [*dict.fromkeys(node.kind for node in sold_nodes)]
         self.kind = np.array([*(kinds.index(node.kind) for node in sold_nodes), -1], dtype=np.int64)
@@ -292,7 +294,7 @@ class _Nodes:
 
     def idle_usd_per_h(self, chosen: Ints, counts: Floats) -> Floats:
         """`whole_nodes.idle_usd_per_h` of each row (R,): `counts` (R, k) of the options `chosen` (R, k)."""
-        node, gpus_of_worker = self.of[chosen], self.gpus[chosen]
+        node, gpus_of_worker = self.number_of_option[chosen], self.gpus[chosen]
         prices, total = self.gpu_usd_per_h[node], np.zeros(len(chosen))
         for is_alike, idle_gpus in self._idle_by_kind(chosen, counts):
             dearest_row = np.argmax(np.where(is_alike, prices, -np.inf), axis=1)[:, None]
@@ -311,7 +313,7 @@ class _Nodes:
 
     def _idle_by_kind(self, chosen: Ints, counts: Floats) -> Iterator[tuple[npt.NDArray[np.bool_], Floats]]:
         """For each kind of node which options (R, k) are on it, and how many GPUs idle in each row (R,)."""
-        node, gpus_of_worker = self.of[chosen], self.gpus[chosen]
+        node, gpus_of_worker = self.number_of_option[chosen], self.gpus[chosen]
         kinds = self.kind[node]
         for kind in np.unique(kinds[kinds >= 0]):
             is_alike = kinds == kind

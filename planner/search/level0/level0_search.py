@@ -36,16 +36,16 @@ from planner.traffic.workload import TraceLengths, coarser_lengths
 from planner.units import count_text
 
 WALK_EFFORT = 4_000_000  # The most effort of simulating every cheaper fleet, in requests simulated.
-# Most cheaper fleets are far too small, and their simulation ends early. Until some are simulated, each is
-# taken to cost the mean effort of the search's simulations divided by this. Set by hand.
+# Most cheaper fleets are far too small, and their simulation ends early. Until some are simulated, one of
+# them is taken to cost the mean effort of the search's simulations divided by this. Set by hand.
 FAR_SOONER = 8
 # An option whose full step is nearly as long as the tightest limit on gaps (`breaks_gaps`) is ranked as if it
 # needed this many times the guessed workers. Set by hand.
 GAPS_HANDICAP = 1.5
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
 # With more requests than SEATS_REQUESTS a decode pool is assumed to fail (pruning_rules.SEATS) if it has less
-# than FEW_FRAC of the workers that could just generate all tokens. The smallest pools that kept up had 0.92
-# of these workers.
+# than FEW_FRAC of the workers that could just generate all tokens. The smallest measured pools that kept up
+# had 0.92 of these workers.
 SEATS_REQUESTS = 200_000
 FEW_FRAC = 0.8
 
@@ -68,8 +68,8 @@ class Level0:
     has_pairs: bool
 
     def with_role(self, role: Role) -> list[BoundedOption]:
-        """The options of a role with their bounds, for all fleets of level 0: also for kinds of fleets that
-        `options` leaves out because another kind was best here.
+        """The options of a role with their bounds, also those that `options` leaves out because fleets of
+        another kind were best.
         """
         if role != "mixed" and not self.has_pairs:
             return []
@@ -77,8 +77,8 @@ class Level0:
 
     @property
     def may_mix_all(self) -> bool:
-        """Whether the search for fleets of several types may choose from all options. Where the link is too
-        slow for pairs alone, or a target takes one kind of fleets, it does not simulate every mix.
+        """Whether the search for fleets of several types may choose from all options: not where the link is
+        too slow for pairs, or the target takes only one kind of fleets.
         """
         return len(self.options) == len(self.bounded)
 
@@ -106,8 +106,9 @@ class _Level0Options:
             mixed = []
         if not runs_pairs(problem.task):
             prefill = decode = []
-        # A proved bound must not count the work of sessions in which a request may be late. A guess may count
-        # it, and is made for the trace without waits (`after`): all requests arrive at their nominal times.
+        # A proved bound must leave out the work of sessions, whose requests may come later if answers are
+        # slow. A guess may count this work, so it is made for the trace without waits (`after`): all requests
+        # arrive at their nominal times.
         guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
@@ -348,8 +349,8 @@ def _search_mixed(
     ordered: list[BoundedOption], holds: Holds, search: Search, is_enough: Callable[[], bool]
 ) -> None:
     """Search fleets of one mixed pool. `ordered` has the most promising options first, and is sorted anew
-    here: once a fleet holds, the options on its hardware come first. The first of fleets with equal prices
-    is kept.
+    here: once a fleet holds, the options on its hardware come first. Of fleets with equal prices the first
+    stays the best.
     """
     first_of_kind: dict[Hardware, BoundedOption] = {}
     for bounded in ordered:
@@ -373,16 +374,15 @@ def _walk_cheaper(
     most_effort: float,
 ) -> None:
     """Simulate every fleet cheaper than the best of `search`, if that takes at most `most_effort`.
-    `mean_effort` is that of a simulation of the search on average. Both are in requests simulated. Raises
-    StoppedError if the time is over first.
+    `mean_effort` is the average effort of the search's simulations so far. Both are in requests simulated.
+    Raises StoppedError if the time is over first.
     """
     before = effort_spent()
     guess = max(mean_effort / FAR_SOONER, LEAST_EFFORT)
 
     def may_go_on(done: int, remaining: int) -> bool:
-        """Whether the `remaining` fleets fit into `most_effort`, if each takes the mean effort of those that
-        are `done`. The first fleets of a walk are a sample of all of them (`walk`), so that this is a fair
-        guess.
+        """Whether the `remaining` fleets fit into `most_effort`, if each takes the mean effort of the `done`
+        ones. This is a fair guess, because the first fleets of a walk are a sample of all its fleets.
         """
         if problem.out_of_time():
             return False
@@ -442,8 +442,8 @@ def workers_for_backlog_test(
     (`Oracle.decode_keeps_up_alone`). `workers(option, lengths, seconds)` is how many serve all requests in
     this many seconds.
 
-    The test allows half of the last tenth of the requests to wait longer than twice the SLO's patience. So
-    the requests up to the middle of that tenth, `served_frac` of all, must be served no later than twice the
+    In the test half of the last tenth of the requests may wait longer than twice the SLO's patience. So the
+    requests up to the middle of this tenth, `served_frac` of all, must be served no later than twice the
     patience after the last of them has arrived.
     """
     served_frac = 1 - BACKLOG_FRAC / 2

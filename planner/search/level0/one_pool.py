@@ -72,8 +72,8 @@ class BoundedOption:
 
 @dataclass(slots=True)
 class KnownCounts:
-    """What is known of the least count that suffices in one pool of a pair if the other pool takes no time
-    (DesignPool in designs.py): above `failed`, at most `least_holding`.
+    """Bounds on the least count that suffices in one pool of a pair if the other pool takes no time
+    (DesignPool in designs.py): it is above `failed` and at most `least_holding`.
     """
 
     failed: int
@@ -84,11 +84,11 @@ class KnownCounts:
 class Search:
     """State of a level-0 search: the incumbent (`best`, with its `value`), and what was learned on the way.
 
-    Four fields say something of each option, by its name: `least_holding` is the least count known to hold,
-    `most_failed` the largest known to fail, `learned` what is known of its pool in a pair, `refuted` why it
-    is not in the best fleet. `is_exhausted`: the search came to its end in time. `is_exact`: every cheaper
-    fleet was simulated or has too few workers for the work. `assumed` are the pruning rules that were relied
-    on. `cheaper` is how many fleets of level 0 are cheaper than the best one (None: infinitely many),
+    Four fields are by the name of an option: `least_holding` is the least count known to hold, `most_failed`
+    the largest known to fail, `learned` has the bounds of its pool in a pair, and `refuted` says why the
+    option is not in the best fleet. `is_exhausted`: the search came to its end in time. `is_exact`: every
+    cheaper fleet was simulated or has too few workers for the work. `assumed` are the pruning rules that were
+    relied on. `cheaper` is how many fleets of level 0 are cheaper than the best one (None: infinitely many),
     `cheaper_simulated` how many of these were simulated. `counted_below` is a value and how many fleets cost
     less, which is infinite if an option has no limit (walk.py counts them once).
     """
@@ -219,8 +219,8 @@ def search_one_pool(
         finally:  # As above: what was found counts even if the time limit ends the wave.
             for bounded in wave:
                 name = bounded.option.name
-                # Reasons are taken out and put in again, so that they are in the order of the options and not
-                # in that in which the parallel searches ended.
+                # Reasons are taken out and put in again, so that their order is that of the options and does
+                # not depend on which parallel search ended first.
                 if name in search.refuted:
                     search.refuted[name] = search.refuted.pop(name)
                 if name in holding:

@@ -24,7 +24,7 @@ def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
     rented. The last fleet is level 0's best one together with workers on all owned GPUs, less the workers
     that it then does not need.
     """
-    # Counted by power or GPUs, owned GPUs are no better than rented ones.
+    # Owned GPUs save money, but neither power nor GPUs.
     if problem.task.objective != "cost":
         return []
     fleets: list[Counts] = []
@@ -38,7 +38,7 @@ def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
     best = level0.search.best or ()
     rented = [(option, count) for option, count in best if row_of(option.type.gpu.name) not in owned_rows]
     if rented and on_owned and not problem.out_of_time():
-        fleets.append(without_needless_workers(owned_first(problem, (*rented, *on_owned)), problem))
+        fleets.append(with_fewest_workers(owned_first(problem, (*rented, *on_owned)), problem))
     return [counts for counts in fleets if problem.allows(counts) and problem.oracle.holds(counts)]
 
 
@@ -46,8 +46,7 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
     """The largest pools of idle owned GPUs that may be added to a fleet: one for each owned GPU type and each
     role that the fleet has.
 
-    Of the options with a GPU type and a role, the one is taken that serves the whole traffic on the fewest
-    GPUs.
+    For each of these the option is taken that serves the whole traffic on the fewest GPUs.
     """
     if problem.task.objective != "cost":
         return ()
@@ -97,9 +96,9 @@ def _owned_part(smallest: Counts, owned: int) -> Counts:
     return counts if all(count for _, count in counts) else ()
 
 
-def without_needless_workers(counts: Counts, problem: Problem) -> Counts:
-    """The fleet with as few workers of each option as hold together with the rest of it, found by bisection;
-    the most expensive option is reduced first.
+def with_fewest_workers(counts: Counts, problem: Problem) -> Counts:
+    """The fleet without needless workers: option by option, the most expensive first, bisection finds the
+    fewest workers with which the fleet still holds.
     """
     fleet_counts = dict(counts)
     for option, holding in sorted(counts, key=lambda pool: -pool[0].objective):

@@ -18,10 +18,10 @@ and in large questions (`are_many` in `pair_up`)
 
     DECODE_ALONE   a decode pool whose backlog grows when every prompt arrives prefilled (`decode_alone`) has
                    a growing backlog behind any prefill pool, and so have smaller ones
-    SEATS          fewer decode workers than `BoundedOption.assumed_least` fall behind. It is above 1 in
-                   questions with many requests: level0_search.py takes a share of the workers that could
-                   just admit all requests if each made tokens at its best batch size and ended with all
-                   seats (places in its batch) taken
+    SEATS          fewer decode workers than `BoundedOption.assumed_least` fall behind. This count is above 1
+                   in questions with many requests: level0_search.py takes a share of the workers that could
+                   just admit all requests if each worker made tokens at its best batch size and ended with
+                   all seats (places in its batch) taken
 
 These are assumptions (planner/search/level0/pruning_rules.py says how often they failed in tests). In a
 session the next request comes later if an answer is decoded slowly, so decode workers may also relieve
@@ -44,8 +44,8 @@ from planner.search.oracle.fleet_counts import objective_of
 from planner.solvers.master import Option
 
 # Decode pools are simulated by themselves too (DECODE_ALONE) if there are more than MANY_PAIRS pairs, or if
-# the least prefill counts of all pairs add up to more than MANY_WORKERS. Each prefill count is a search; how
-# many of them a pair needs is not known before, and its least count stands for this.
+# the least prefill counts of all pairs add up to more than MANY_WORKERS: each prefill count is a search, and
+# the least count is a guess of how many searches a pair needs. Both numbers are set by hand.
 MANY_PAIRS = 1000
 MANY_WORKERS = 10_000
 
@@ -87,6 +87,7 @@ def search_two_pools(
             out_of_time=out_of_time,
             leaping=search.best is None,  # Prefill counts grow by a factor until some fleet holds.
         )
+        # Fleets that hold were offered to `search` on the way, so the answer's own choice is not needed.
         if not answer.is_exact:
             search.is_exhausted = False  # Out of time, or no proof that the fleet is the cheapest.
             return

@@ -126,10 +126,10 @@ def walk(
 ) -> None:
     """Simulate all cheaper fleets as long as `may_go_on(done, left)` says so; updates `search`.
 
-    A sample of all fleets comes first, then the others from the dearest on: cheaper fleets are likelier to be
-    too small, so a walk that is broken off has tried the likeliest ones. Fleets that are known to fail
+    A sample of all fleets comes first, then the other fleets from the dearest on: cheap ones are likelier to
+    be too small, so an interrupted walk has simulated the likeliest. Fleets that are known to fail
     (`verdicts`) are skipped. A fleet that holds becomes the best, and from then on only cheaper ones are
-    walked. `search.is_exact` is set where nothing cheaper is left.
+    simulated. `search.is_exact` is set if no cheaper fleet remains.
     """
     cheaper_left = count_cheaper(mixed, pairs, search, search.value)
     search.counted_below = search.value, cheaper_left  # `note_cheaper` need not count again.

@@ -21,7 +21,7 @@ from planner.search.level0.owned_gpus import owned_candidates
 from planner.search.mixed.infeasible import find_wider_fleets, infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
 from planner.search.oracle.fleet_counts import Counts, counts_named, counts_of, objective_of
-from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
+from planner.search.oracle.fleet_oracle import Oracle, without_needless_workers
 from planner.search.oracle.work_clock import in_time, now_s
 from planner.search.problem.owned_first import objective_paid, owned_first
 from planner.search.problem.plan_problem import Problem, SearchProgress
@@ -90,7 +90,7 @@ def search_or_explain(
             is_complete = not wider.out_of_time()
             if is_complete or problem.out_of_time():
                 return _with_level0_within(problem, result, start, prove=prove, walks=walks), unlimited
-            # The search was cut short. The rest of the time is for a better fleet within the budgets.
+            # The search was cut short. The time that remains is for a better fleet within the budgets.
             start = (*start, problem.oracle.fleet(result.best))
     within, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
     if within is not None:
@@ -112,8 +112,8 @@ def search_or_explain(
 def _with_level0_within(
     problem: Problem, result: FleetSearch, start: Sequence[Fleet], *, prove: bool, walks: bool
 ) -> FleetSearch:
-    """The given `result` of a search without budgets, whose fleet is within them all the same. Its part on
-    level 0 is replaced by a search within the budgets if the best fleet of level 0 exceeds them.
+    """The given `result` of a search without budgets, whose fleet is within them all the same. If its best
+    fleet of level 0 exceeds the budgets, its `level0` is replaced by a search within them.
     """
     best = result.level0.search.best
     if best is None or problem.allows(best):
@@ -151,9 +151,9 @@ def _search(
 
 
 def _with_fewest_gpus(problem: Problem, options: Sequence[Option], best: Counts) -> Counts:
-    """The fleet with the fewest GPUs, and then the most owned ones, that was found to hold and is paid as
-    much as `best`. The values of fleets do not decide: there an owned GPU counts more than one that would
-    idle on a paid node.
+    """Of the fleets that hold and cost as much as `best`, the one with the fewest GPUs, and then with the
+    most owned ones. The objective cannot decide this, because in it an owned GPU adds more than a rented GPU
+    that would idle on a paid node.
     """
 
     def rank(counts: Counts) -> tuple[int, int]:
@@ -164,7 +164,9 @@ def _with_fewest_gpus(problem: Problem, options: Sequence[Option], best: Counts)
     holding = [counts_named(fleet, options) for fleet, holds in problem.oracle.verdicts.items() if holds]
     fleets = [best, *(owned_first(problem, counts) for counts in holding if counts)]
     equal = [
-        each for each in fleets if problem.allows(each) and objective_paid(problem, each) <= most_usd_per_h
+        fleet
+        for fleet in fleets
+        if problem.allows(fleet) and objective_paid(problem, fleet) <= most_usd_per_h
     ]
     return min(equal, key=rank, default=best)
 
@@ -255,11 +257,11 @@ def _uncapped_gpu(option: Option, level0: Level0) -> Gpu | None:
 def _check_minimal(search: Search, oracle: Oracle) -> None:
     """Simulate the best fleet of level 0 with fewer workers. If a smaller fleet holds, it becomes the best.
 
-    The search takes for granted that more workers never make a fleet fail. A smaller fleet that holds shows
-    that they did somewhere, so the search is not exact then.
+    The search assumes that more workers never make a fleet fail. A smaller fleet that holds contradicts this,
+    so the search then does not count as exhausted.
     """
     assert search.best is not None
-    smaller = without_spare_workers(search.best, oracle)
+    smaller = without_needless_workers(search.best, oracle)
     if objective_of(smaller) < search.value * (1 - ROUNDING):
         search.offer(smaller)
         search.is_exhausted = False

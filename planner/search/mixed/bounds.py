@@ -35,8 +35,8 @@ def lower_bound(problem: Problem) -> float | None:
     """
     options, burst_bound = _all_envelopes(problem), 0.0
     deadline = wall_deadline_s(problem.deadline, BOUND_TIME_FRAC)
-    # `demand_bound` is about bursts, in which it counts the work of single requests. With prefix caches that
-    # work is not known: it depends on which requests came before.
+    # `demand_bound` is about bursts, and counts the work of single requests. With prefix caches the work of a
+    # request is not known: it depends on the requests before.
     if problem.hits is None:
         slo, trace = problem.slo, problem.trace
         obligations = [
@@ -108,8 +108,9 @@ def _all_envelopes(problem: Problem) -> list[Option]:
 
 
 def envelopes(options: Sequence[Option]) -> list[Option]:
-    """One option per role, split of the LLM over GPUs and step times (its envelope), which is at least as
-    good as every real option with these. So a bound computed with envelopes holds for all engine settings.
+    """One option (an envelope) for each combination of role, split of the LLM over GPUs, and step times. It
+    is at least as good as every real option of the combination, so a bound computed with envelopes holds for
+    all engine settings.
 
     An envelope has the best value of each setting, though no engine has all of them at once:
 
@@ -120,9 +121,9 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
         KV tokens       the most, which the smallest token budget leaves; and the fewest that a sequence takes
                         beside its tokens, which the fewest drafts take
 
-    Options alike in role and split have the same GPU, power cap and price (`split_of`), but not always the
+    Options with equal role and split have the same GPU, power cap and price (`split_of`), but not always the
     same step times: seats and drafts decide up to which size steps are captured in CUDA graphs, and budgets
-    which all-to-all runs between nodes.
+    decide which all-to-all runs between nodes.
     """
     groups: dict[tuple[object, ...], list[Option]] = {}
     for option in options:
@@ -133,12 +134,12 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
         types = [option.type for option in alike]
         best_type = replace(
             types[0],
-            max_num_batched_tokens=max(each.max_num_batched_tokens for each in types),
-            max_num_seqs=max(each.max_num_seqs for each in types),
-            kv_tokens=max(each.kv_tokens for each in types),
-            kv_beside=min((each.kv_beside for each in types), key=lambda beside: beside.constant_blocks),
+            max_num_batched_tokens=max(worker.max_num_batched_tokens for worker in types),
+            max_num_seqs=max(worker.max_num_seqs for worker in types),
+            kv_tokens=max(worker.kv_tokens for worker in types),
+            kv_beside=min((worker.kv_beside for worker in types), key=lambda beside: beside.constant_blocks),
             speculation=max(
-                (each.speculation for each in types),
+                (worker.speculation for worker in types),
                 key=lambda speculation: 0 if speculation is None else speculation.tokens,
             ),
         )

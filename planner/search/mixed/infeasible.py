@@ -38,12 +38,12 @@ from planner.solvers.whole_nodes import enough_for
 from planner.units import HOURS_PER_MONTH, show_amount, show_beside, show_s
 
 # Numbers for which no measurement is named are set by hand.
-# After a search that came to the end of its work, limits that a fleet attains are looked for on traffic of at
-# most this many requests: 5 CPU seconds on 10,000 requests of agents.
+# Looser limits of the SLO that a fleet keeps are looked for only on traffic of at most this many requests.
+# They took 5 CPU seconds on 10,000 requests of agents.
 MOST_PROBED_REQUESTS = 50_000
 MOST_REASONS = 3  # If the search proved nothing, the error names this many reasons for which fleets failed.
-# If the bound on the work is this many times a limit, the error names the bound, and nobody searches a fleet
-# that would be enough: for 900,000 requests, for which 16 GPUs are 40 times too few, that took minutes.
+# If the bound on the work is this many times a limit, the error names the bound, and no fleet is searched
+# that would be enough: that took minutes for 900,000 requests that need 40 times the 16 GPUs in stock.
 FAR_BEYOND = 4.0
 
 
@@ -111,14 +111,14 @@ def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
 
 
 def _far_more_text(problem: Problem) -> str:
-    """That no looser limits were found, and what else binds."""
+    """A clause that says that no looser limits were found, and which limits on the fleet bind too."""
     names = ", ".join(limit.name for limit, _ in problem.limits.rows())
     also = f" within the limits on {names}, so raise these too" if names else ""
     return f"no fleet was found at {MOST_RELAXED:g} times that{also}"
 
 
 def _with_caches_text(problem: Problem) -> str:
-    """If idle workers keep the limits once shared beginnings are cached, the key that plans with caches."""
+    """If idle workers keep the limits with prefix caches, a clause that names the key for such caches."""
     if problem.task.policies.prefix_cache or not problem.trace.has_prefixes:
         return ""
     cached = requests_to_judge(problem.slo, problem.trace, PrefixHits.of(problem.trace).shared_tokens)
@@ -239,7 +239,7 @@ def far_beyond(problem: Problem) -> InfeasibleError | None:
 
 
 def _carried_text(problem: Problem) -> str:
-    """The question of how much traffic the limits carry, unless that is what is asked."""
+    """A hint that another objective finds how much traffic the limits carry, unless the plan has it."""
     if problem.task.objective == "throughput":
         return ""
     return "; objective throughput, without a rate, finds how much traffic the limits carry"

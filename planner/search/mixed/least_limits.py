@@ -2,10 +2,10 @@
 
 A limit that some fleet keeps comes from the largest fleet of a few fast worker types (`_attained_s`), or from
 a search with much looser limits (`_relaxed_s`). It may be far looser than needed, because other worker types
-and smaller fleets were not simulated. So it is narrowed by bisection between the largest limit that no fleet
+and smaller fleets were not simulated. So it is lowered by bisection between the largest limit that no fleet
 keeps and the smallest that some fleet keeps: level 0 is searched at each value in between, until the two are
-within PRECISION or WORK_S is spent. The floor of a limit is the least value [s] that its percentile can have,
-with every request on an idle worker.
+within PRECISION or WORK_S is spent. The floor of a limit is the least value [s] that its percentile can have:
+that with every request on an idle worker.
 """
 
 import math
@@ -27,10 +27,11 @@ from planner.units import LEAST_MINUTES_S, show_s
 
 # Numbers for which no measurement is named are set by hand.
 MOST_RELAXED = 5.0  # Limits are searched up to this multiple. Only the largest fleets may attain looser ones.
-PRECISION = 1.02  # A limit is narrowed until no fleet was found at the limit divided by this.
+PRECISION = 1.02  # A limit is lowered until no fleet was found at the limit divided by this.
 WORK_S = 20.0  # What all searches for limits that are kept may take, on the search's clock.
 MOST_PROBED = 4  # The largest fleets of this many worker types are simulated to see which limits they keep.
-MOST_WORKERS = 256  # A probed fleet has no more; they would be idle on traffic that is short enough to probe.
+# A probed fleet has at most this many workers: more would be idle on traffic that is short enough to probe.
+MOST_WORKERS = 256
 LIFTED_S = 1e7  # Every request keeps this limit. It is finite because verdicts compute with it.
 
 # A limit, its floor, and the name of the worker type that reaches the floor.
@@ -38,11 +39,12 @@ Floor = tuple[Limit, float, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """Limits [s] by name that some fleet keeps under some choice of policies."""
+class _KeptLimits:
+    """Limits [s] by name that some fleet keeps under some choice of policies. `missed_s` has for each name
+    the largest limit at which no fleet was found, or the floor.
+    """
 
     limits_s: dict[str, float]
-    # For each name the largest limit at which no fleet was found, or the floor.
     missed_s: dict[str, float]
 
 
@@ -52,9 +54,9 @@ def find_least_limits(
     """Changes of the limits of `floors` with which level 0 has a fleet. Each entry is one way out, which
     takes all of its changes. Empty if none was found in time.
 
-    If idle workers keep all limits, they are relaxed one at a time, each in an entry of its own. If no single
-    one is enough, or if idle workers miss some, then with `together` the limits of `floors` are relaxed
-    together, and if that is not enough all limits.
+    If idle workers keep all limits, the limits are relaxed one at a time, each in an entry of its own. If no
+    single one is enough, or if idle workers miss some limit, then with `together` the limits of `floors` are
+    relaxed together, and if that is not enough all limits of the SLO.
     """
     problem = replace(problem, deadline=min(problem.deadline, now_s() + WORK_S))
     are_idle_enough = all(best_s <= limit.limit_s for limit, best_s, _ in floors)
@@ -68,19 +70,19 @@ def find_least_limits(
 
 
 def find_attained_limits(problem: Problem) -> list[list[Change]]:
-    """As `find_least_limits`, after a search that has used up its time: what the largest fleets of a few
-    worker types attain, not narrowed.
+    """As `find_least_limits`, after a search that has used up its time: the limits that the largest fleets of
+    a few worker types attain, not lowered any further.
     """
     floors = least_floors(problem)
     attained_s = in_time(lambda: _attained_s(problem, floors), {})
-    way = _changes(problem, _Kept(attained_s, _missed_s(floors)))
+    way = _changes(problem, _KeptLimits(attained_s, _missed_s(floors)))
     return [way] if way else []
 
 
 def _least_way(problem: Problem, floors: Sequence[Floor]) -> list[Change]:
-    """The changes of these limits that are enough if all are made, narrowed one after another."""
+    """Changes of these limits that are enough if all are made. The limits are lowered one after another."""
     limits_s = in_time(lambda: _attained_s(problem, floors), {}) or _relaxed_s(problem, floors)
-    kept = _Kept(limits_s, _missed_s(floors))
+    kept = _KeptLimits(limits_s, _missed_s(floors))
     for name in limits_s:
         kept = _narrowed(problem, kept, name)
     return _changes(problem, kept)
@@ -91,8 +93,8 @@ def _missed_s(floors: Sequence[Floor]) -> dict[str, float]:
     return {limit.name: max(best_s, limit.limit_s) for limit, best_s, _ in floors}
 
 
-def _changes(problem: Problem, kept_limits: _Kept) -> list[Change]:
-    """A change of each limit of the question that is tighter than the one that is kept."""
+def _changes(problem: Problem, kept_limits: _KeptLimits) -> list[Change]:
+    """A change of each limit of the question that is tighter than the limit that is kept."""
     return [
         Change(limit.name, limit.limit_s, enough_s, "s", kept_limits.missed_s[limit.name])
         for limit in problem.slo.limits
@@ -100,9 +102,9 @@ def _changes(problem: Problem, kept_limits: _Kept) -> list[Change]:
     ]
 
 
-def _narrowed(problem: Problem, kept_limits: _Kept, name: str) -> _Kept:
-    """The same limits with that of `name` lowered by bisection, as far as fleets of level 0 keep them. The
-    bisection is on a logarithmic scale, so that its end has a relative precision.
+def _narrowed(problem: Problem, kept_limits: _KeptLimits, name: str) -> _KeptLimits:
+    """The same limits, of which that of `name` is lowered by bisection as far as fleets of level 0 keep all.
+    The bisection is on a logarithmic scale, because PRECISION is a ratio.
     """
     enough_s, missed_s = kept_limits.limits_s[name], kept_limits.missed_s[name]
     while enough_s > missed_s * PRECISION and not problem.out_of_time():
@@ -117,13 +119,14 @@ def _narrowed(problem: Problem, kept_limits: _Kept, name: str) -> _Kept:
             break
         else:
             missed_s = between_s
-    return _Kept({**kept_limits.limits_s, name: enough_s}, {**kept_limits.missed_s, name: missed_s})
+    return _KeptLimits({**kept_limits.limits_s, name: enough_s}, {**kept_limits.missed_s, name: missed_s})
 
 
 def _is_kept_at_level0(problem: Problem) -> bool:
     """Whether level 0 has a fleet that holds, with any choice of policies."""
     choices = problem.task.policy_choices()
-    searches = (search_level0(with_policies(problem, each), any_will_do=True).search for each in choices)
+    problems = (with_policies(problem, policies) for policies in choices)
+    searches = (search_level0(policy_problem, any_will_do=True).search for policy_problem in problems)
     return any(search.best is not None for search in searches)
 
 
@@ -164,8 +167,8 @@ def all_floors(problem: Problem) -> list[Floor]:
 
 
 def _types_to_probe(types: Sequence[WorkerType], floors: Sequence[Floor]) -> list[WorkerType]:
-    """The fastest worker type of each limit, and the same type on fewer GPUs, of which more workers fit into
-    the limits.
+    """The fastest worker type of each limit, and the first of these on other numbers of GPUs: with fewer GPUs
+    per worker, more workers are within the limits.
     """
     names = dict.fromkeys(name for _, _, name in floors)
     fastest = [worker for name in names for worker in types if worker.name == name]
@@ -203,7 +206,8 @@ def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
             for policies in problem.task.policy_choices()
             if with_policies(problem, policies).can_route(option)
         )
-        # The settings of a router that follows prefixes decide what `count` workers attain.
+        # What `count` workers attain depends on the settings of a router that follows prefixes, so fitted
+        # settings are simulated too.
         cached = [policies for policies in choices if policies.prefix_cache]
         choices = (*choices, *(fit_router(with_policies(problem, each).oracle, fleet) for each in cached))
         for policies in choices:
@@ -222,7 +226,7 @@ def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
             looser = with_policies(with_limits(problem, relaxed_s), policies)
             if len(relaxed_s) == len(floors) and looser.oracle.holds(fleet):
                 relaxations.append(relaxed_s)
-    return min(relaxations, key=lambda each: sum(map(math.log, each.values())), default={})
+    return min(relaxations, key=lambda limits_s: sum(map(math.log, limits_s.values())), default={})
 
 
 def with_limits(problem: Problem, limits_s: Mapping[str, float]) -> Problem:

@@ -26,7 +26,7 @@ from planner.search.oracle.fleet_counts import (
     names_of,
     objective_of,
 )
-from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, without_spare_workers
+from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, without_needless_workers
 from planner.search.problem.options import breaks_gaps, by_hardware
 from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import Problem, SearchProgress
@@ -63,13 +63,14 @@ REFINE_EFFORT = 300_000
 # Where level 0 learned no count that holds, an option is taken to need this many times the workers that its
 # work alone keeps busy.
 USUAL_RATIO = 1.5
-# A count that failed in a simulation is too small. So many more workers are taken to be needed at least.
+# At least this many more workers than a count that failed are taken to be needed, in an estimate by work and
+# in one for an option alone.
 LEAST_MORE_BY_WORK, LEAST_MORE_ALONE = 0.1, 0.5
-# Before the search of REFINE_EFFORT, fleets are searched that have one engine setting per role and hardware,
-# with this effort [requests]. By work alone the largest steps look best. So in this first search a worker
-# whose full step breaks a limit on gaps is expected to carry GAPS_HANDICAP times less traffic than its work
-# says. With it the search for Azure's code trace with Llama-3.1-70B on A100 and H100 finds 39.04 USD/h after
-# 10 simulated fleets, and 47.84 without it.
+# Before the search of REFINE_EFFORT, fleets with one engine setting per role and hardware are searched with
+# this effort [requests]. By work alone the largest steps look best. So in this first search a worker whose
+# full step breaks a limit on gaps is expected to carry GAPS_HANDICAP times less traffic than its work says.
+# For Azure's code trace with Llama-3.1-70B on A100 and H100, 10 simulated fleets lead to 39.04 USD/h with
+# this handicap, and to 47.84 USD/h without it.
 ONE_SETTING_EFFORT = 100_000
 
 
@@ -97,11 +98,11 @@ def search_mixed_fleets(
     """Search for a mixed fleet that is cheaper than the cheapest known one: that of level 0, or one of the
     `candidates` that holds. If none is known, any fleet that holds is searched.
 
-    First each GPU and TP degree takes part with its best engine settings. Among the fleets that cost less
-    than the incumbent the master proposes the one that is expected to serve most. A fleet that fails is cut.
-    One that holds becomes the incumbent, without the workers that it does not need. With `refines` fleets of
-    any settings follow (mixtures.py), and fleets near the best one. The effort is counted in simulated
-    requests, not in seconds, so that the answer does not depend on the machine.
+    At first each GPU and TP degree has only its best engine settings. Among the fleets that cost less than
+    the incumbent the master proposes the one that is expected to serve most. A fleet that fails is cut. A
+    fleet that holds becomes the incumbent, without its needless workers. With `refines`, fleets of any
+    settings follow (mixtures.py), and fleets near the best one. The effort is counted in simulated requests,
+    not in seconds, so that the answer does not depend on the machine.
     """
     oracle = problem.oracle
     best, value = cheapest_known(problem, level0, candidates)
@@ -139,7 +140,7 @@ def search_mixed_fleets(
         if oracle.holds(fleet):
             if best is None:
                 proposals = 0  # The first fleet that holds: from now on the limits for a cheaper one count.
-            smallest = owned_first(problem, without_spare_workers(fleet, oracle))
+            smallest = owned_first(problem, without_needless_workers(fleet, oracle))
             if objective_of(smallest) < value:
                 best, value = smallest, objective_of(smallest)
         else:
@@ -200,7 +201,7 @@ def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], b
 
 
 def _until_spent(problem: Problem, effort: float) -> Callable[[], bool]:
-    """A function that says whether time is left, and less than `effort` [requests] was spent since this call
+    """A function that says whether there is time, and less than `effort` [requests] was spent since this call
     of `_until_spent`.
     """
     before = effort_spent()
@@ -213,9 +214,9 @@ def _shares_by_work(
     """The share of the traffic that one worker of each option is expected to serve, by the option's name. It
     follows from the number of workers that the work of all traffic keeps busy.
 
-    More workers are needed than are busy, and level 0 has shown how many times as many. If n is the least
-    count that holds, between n - 1 and n workers are needed, and we take n - 1/2. The ratio is the median
-    over options of the same role, or over all options if none of that role is known.
+    More workers are needed than are busy. Level 0 has shown the ratio for some options: if n is the least
+    count that holds, between n - 1 and n workers are needed, and we take n - 1/2. An option gets the median
+    ratio over options of its role, or over all options if none of its role has one.
     """
     # The work is guessed as if no request waited for another one.
     slo_work = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
@@ -266,21 +267,21 @@ def _best_after_exchanges(
     all_options: Sequence[Option],
 ) -> Counts:
     """The best fleet after exchanges (`_exchange_workers`) that begin with `best`, or with one of the
-    `candidates` that holds and has its value: another way may lead to fewer GPUs.
+    `candidates` that holds and has the same value: exchanges from it may lead to fewer GPUs.
     """
     value = objective_of(best)
     tied = [
-        each
-        for each in candidates
-        if abs(objective_of(each) - value) <= ROUNDING * value
-        and problem.allows(each)
-        and problem.oracle.verdicts.get(names_of(each))
+        counts
+        for counts in candidates
+        if abs(objective_of(counts) - value) <= ROUNDING * value
+        and problem.allows(counts)
+        and problem.oracle.verdicts.get(names_of(counts))
     ]
     # Exchanges may cost half as much as proposals of a cheaper fleet.
     most = int(np.clip(CHEAPER_REQUESTS / 2 / len(problem.trace), LEAST_EXCHANGES, CHEAPER_PROPOSALS))
     fleets = dict.fromkeys((best, *tied))
     return min(
-        (_exchange_workers(problem, each, options, all_options, most) for each in fleets), key=objective_of
+        (_exchange_workers(problem, fleet, options, all_options, most) for fleet in fleets), key=objective_of
     )
 
 
@@ -293,19 +294,19 @@ def _exchange_workers(
     """
     oracle = problem.oracle
     failed: set[frozenset[tuple[str, int]]] = set()
-    left = most
-    while left > 0 and not problem.out_of_time():
+    remaining = most
+    while remaining > 0 and not problem.out_of_time():
         for counts in _cheaper_exchanges(best, options):
             fleet = in_order(counts, all_options)
             key = frozenset((option.name, count) for option, count in fleet)
             if key in failed or not problem.allows(fleet):
                 continue
-            left -= 1
+            remaining -= 1
             if oracle.holds(fleet):
-                best = without_spare_workers(fleet, oracle)
+                best = without_needless_workers(fleet, oracle)
                 break  # From this fleet other exchanges are possible.
             failed.add(key)
-            if left <= 0 or problem.out_of_time():
+            if remaining <= 0 or problem.out_of_time():
                 return best
         else:  # No exchange holds.
             return best
@@ -385,7 +386,7 @@ def _without_other_drafts(options: list[Option], level0: Level0) -> list[Option]
     because KV cannot move between workers with different ones.
 
     The drafter is that of the decode pool of level 0's best fleet; if this fleet has none, that of the first
-    decode option. Prefill options come with decode options, so there is one wherever it is asked for.
+    decode option. If there are prefill options, there are decode options too.
     """
     best = [option for option, _ in level0.search.best or ()]
     decodes = [option for option in (*best, *options) if option.role == "decode"]

@@ -23,7 +23,7 @@ from planner.domain import ROUNDING
 from planner.fleet import Role
 from planner.search.level0.filling import CountArray, list_filled_fleets
 from planner.search.oracle import fleet_counts
-from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
+from planner.search.oracle.fleet_oracle import Oracle, without_needless_workers
 from planner.search.problem.options import by_hardware, hardware_of
 from planner.solvers.master import FleetLimits, Option
 
@@ -86,7 +86,7 @@ def improve_mixture(
             continue
         if best_fleet is None:
             return best
-        best = without_spare_workers(_counts(best_fleet, options, places), oracle)
+        best = without_needless_workers(_counts(best_fleet, options, places), oracle)
     return best
 
 

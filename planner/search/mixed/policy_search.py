@@ -35,7 +35,7 @@ from planner.search.oracle.fleet_counts import (
     names_of,
     objective_of,
 )
-from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
+from planner.search.oracle.fleet_oracle import Oracle, without_needless_workers
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.options import OBJECTIVE_UNITS, PRICE_TIES
@@ -48,7 +48,7 @@ from planner.traffic.trace import Trace
 # searches before it (simulated requests), it begins no further wave.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
 NEAR_TYPES = 3  # Fleets of at most this many other worker types are raced (`near_fleets`).
-MOST_CUT = 8  # Where no fleet within the limits holds, at most this many of the largest there are raced.
+MOST_CUT = 8  # If no fleet within the limits holds, at most this many of the largest ones are raced.
 RACED_AT_ONCE = 8  # This many policies are raced before the effort is compared with its limit.
 
 
@@ -148,10 +148,10 @@ def _needs_caches(problem: Problem) -> bool:
 def _as_sure_as_all(
     answers: Sequence[tuple[Problem, FleetSearch]], failures: Sequence[NoFleet]
 ) -> list[tuple[Problem, FleetSearch]]:
-    """The answers, none of which claims more than all searches together have proved.
+    """The answers, changed so that none claims more than all searches together have proved.
 
-    Searches without a fleet (`failures`) count too: if one was cut short, a cheaper fleet may hold with its
-    policies.
+    Searches without a fleet (`failures`) count too: if such a search was cut short, a cheaper fleet may hold
+    with its policies.
     """
     results: list[FleetSearch | NoFleet] = [*failures, *(result for _, result in answers)]
     is_every_mix_simulated = all(result.is_every_mix_simulated for result in results)
@@ -162,19 +162,19 @@ def _as_sure_as_all(
             search.is_exact &= failure.level0_search.is_exact
             search.is_exhausted &= failure.level0_search.is_exhausted
     return [
-        (each, replace(result, is_every_mix_simulated=is_every_mix_simulated)) for each, result in answers
+        (answered, replace(result, is_every_mix_simulated=is_every_mix_simulated))
+        for answered, result in answers
     ]
 
 
 def _race_within_limits(
     problem: Problem, failures: Sequence[tuple[Problem, NoFleet]], start: Sequence[Fleet]
 ) -> list[tuple[Problem, FleetSearch]]:
-    """Where no fleet within the limits holds with the policies that were searched, the other policies are
-    raced. The result is a search with the policy under which the cheapest fleet holds; empty if there is
-    none.
+    """Race the other policies, if no fleet within the limits holds with those that were searched. Returns a
+    search with the policy under which the cheapest fleet holds; nothing if there is none.
 
-    The race simulates the fleets of `start`, and the fleets that hold beyond the limits (`NoFleet.wider`),
-    cut down to the limits.
+    The race simulates the fleets of `start`, and the fleets that hold beyond the limits (`NoFleet.wider`)
+    without as many workers as exceed the limits.
     """
     options = problem.options()
     start_counts = [
@@ -200,8 +200,8 @@ def _race_within_limits(
 
 
 def _cut_to_limits(problem: Problem, wider: Counts) -> list[Counts]:
-    """The largest fleets within the limits that a fleet beyond them becomes without some of its workers, at
-    most MOST_CUT.
+    """The largest fleets within the limits that remain if workers are taken away from a fleet beyond them;
+    at most MOST_CUT.
     """
     larger, within = [wider], list[Counts]()
     while larger and not within:
@@ -254,8 +254,8 @@ def _with_fitted_router(problem: Problem, start: Sequence[Fleet]) -> tuple[Probl
 
 
 def with_usual_queue(problem: Problem) -> Problem | None:
-    """The same question with the queue that engines have by default. None if the problem has that queue
-    already, or if the default queue is not among the raced ones.
+    """The same question with the engines' default queue. None if the problem has that queue already, or if
+    it is not among the raced ones.
     """
     task, policies = problem.task, problem.oracle.policies
     change = PolicyChange("queue", Policies().queue)
@@ -266,8 +266,8 @@ def with_usual_queue(problem: Problem) -> Problem | None:
 
 
 def _search_if_best_holds(problem: Problem, best: Counts) -> FleetSearch | None:
-    """The search with this problem's policies if `best`, the best fleet under other policies, holds with them
-    too: as it is, or with more workers on idle GPUs of the nodes that are paid anyway. None if neither holds.
+    """The search with this problem's policies if `best`, the best fleet under other policies, holds with
+    these too: as it is, or with more workers on idle GPUs of its paid nodes. None if neither holds.
     """
     try:
         for counts in dict.fromkeys((best, as_many_at_this_price(best))):
@@ -386,8 +386,9 @@ def race_near(
 ) -> tuple[list[RacedPolicy], list[Policies], float]:
     """The same as `race_near_best`, among the fleets `near_best`.
 
-    Left out are policies that change nothing for `best` (without `best`, for any of `near_best`), and those
-    that count tenants where there are not two. `effort` is compared only between waves of RACED_AT_ONCE.
+    Policies are left out if they change nothing for `best` (without `best`, for any of `near_best`), or if
+    they count tenants and the trace has fewer than two. `effort` is compared only between waves of
+    RACED_AT_ONCE.
     """
     candidates: dict[Policies, PolicyChange] = {}
     fleets = near_best if best is None else [best]
@@ -446,7 +447,7 @@ def _race_one(
             if best is not None and objective_of(counts) >= objective_of(best):
                 continue
             if oracle.holds(counts):
-                smaller = without_spare_workers(counts, oracle)
+                smaller = without_needless_workers(counts, oracle)
                 if best is None or objective_of(smaller) < objective_of(best):
                     best = smaller
     except StoppedError:  # The time is over. The best fleet so far counts.
@@ -455,8 +456,8 @@ def _race_one(
 
 
 def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
-    """The fleets near `best` that cost less, the dearest first: those with a worker fewer, and if `best` is a
-    single pool the largest pool that costs less of each of the NEAR_TYPES most promising other types.
+    """The fleets near `best` that cost less, the dearest first: those with a worker fewer and, if `best` is a
+    single pool, pools of the NEAR_TYPES most promising other types, each as large as costs less than `best`.
     """
     value = objective_of(best)
     candidates: list[Counts] = []

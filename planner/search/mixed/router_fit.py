@@ -8,10 +8,10 @@ from planner.policies import ROUTING
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 
-# If no fleet that holds is known yet, a likely one is doubled at most this often: with eight times as many
-# workers as likely, workers are not what the SLO lacks.
+# If no fleet that holds is known yet, a likely one is doubled at most this often: if eight times the likely
+# workers miss the SLO, more workers do not help.
 MOST_DOUBLINGS = 3
-# A line on all requests (p100) allows no miss. Its room is divided by this instead of 0.
+# A line on all requests (p100) allows no miss. Its slack is divided by this instead of 0.
 LEAST_ALLOWED_FRAC = 1e-3
 
 
@@ -19,12 +19,12 @@ def fit_router(oracle: Oracle, counts: Counts) -> Policies:
     """The oracle's policies with their router's settings fitted to its trace and SLO, for a fleet of these
     workers.
 
-    Each setting gets the value with the most room (`_room`), given the values of the settings before it. It
-    keeps its default if no other value has more room.
+    Each setting gets the value with the most slack (`_slack`), given the values of the settings before it. It
+    keeps its default if no other value has more slack.
     """
     best = oracle.policies
     candidates = ROUTING[best.routing].setting_grid
-    most = _room(oracle, best, counts) if candidates else 0.0
+    most_slack = _slack(oracle, best, counts) if candidates else 0.0
     for name, values in candidates.items():
         start = best
         for value in values:
@@ -32,9 +32,9 @@ def fit_router(oracle: Oracle, counts: Counts) -> Policies:
             changed = replace(start, **change)
             if changed == start:
                 continue
-            room = _room(oracle, changed, counts)
-            if room > most:
-                best, most = changed, room
+            slack = _slack(oracle, changed, counts)
+            if slack > most_slack:
+                best, most_slack = changed, slack
     return best
 
 
@@ -46,13 +46,13 @@ def fit_router_before_search(oracle: Oracle, likely_fleet: Counts) -> tuple[Poli
     """
     for _ in range(MOST_DOUBLINGS + 1):
         policies = fit_router(oracle, likely_fleet)
-        if _room(oracle, policies, likely_fleet) >= 0:
+        if _slack(oracle, policies, likely_fleet) >= 0:
             return policies, likely_fleet
         likely_fleet = tuple((option, 2 * count) for option, count in likely_fleet)
     return policies, None
 
 
-def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
+def _slack(oracle: Oracle, policies: Policies, counts: Counts) -> float:
     """How far the fleet is from missing a limit: 1 - misses / misses that the limit allows, the least over
     all limits. A miss is a request, or a gap between tokens, beyond the limit.
     """

@@ -105,7 +105,7 @@ def is_known_here(by: WaveTask | None) -> bool:
     that started its wave, or a task of a wave that has ended.
     """
     while by is not None and by.is_merged:
-        by = by.outer
+        by = by.outer  # What a task of an ended wave learned counts as learned by the task that started it.
     task = current_task()
     while task is not None and task is not by:
         task = task.outer
@@ -151,7 +151,7 @@ def run_wave(tasks: Sequence[Callable[[], None]]) -> None:
     """Run the tasks as a wave, up to `parallel_width` at a time. If several raise, the exception of the first
     in order is raised.
     """
-    if len(tasks) < 2:
+    if len(tasks) < 2:  # Nothing runs beside a single task, so it needs no wave.
         for task in tasks:
             task()
         return
@@ -204,7 +204,7 @@ def _run_in_threads(tasks: Sequence[tuple[contextvars.Context, Callable[[], None
                 future.result()
         except BaseException:
             # An interrupt. A simulation that has begun cannot be stopped and may take long, so we do not wait
-            # for it; but no further task begins.
+            # for it. All numbers are taken, so that no further task begins.
             list(numbers)
             raise
         finally:

@@ -28,7 +28,7 @@ def names_of(counts: Counts) -> NamedCounts:
 
 
 def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
-    """A fleet as counts of these options; None if a pool that has workers is none of them."""
+    """A fleet as counts of these options; None if a pool with workers is of no such option."""
     # The names must be spelled as `Option.name` spells them.
     names = [(f"{pool.role} {pool.type.name}", pool.count) for pool in fleet.running_pools]
     return counts_named(names, options)
@@ -141,8 +141,8 @@ def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
 
 
 def count_below(worker_value: float, value: float, fixed: float = 0.0) -> float:
-    """The largest n for which n * worker_value + fixed is less than `value`, and not only by a rounding
-    error; -1 if not even n = 0 is, infinite if every n is.
+    """The largest n with n * worker_value + fixed below `value` by more than a rounding error; -1 if there is
+    none, infinite if every n will do.
     """
     if not math.isfinite(value):
         return math.inf

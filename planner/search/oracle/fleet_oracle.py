@@ -51,7 +51,9 @@ from planner.traffic.trace import Trace
 
 # Step times of a prefill that takes no time (they must be above 0), and a link that never delays: with both,
 # a fleet's latencies are those of its decode pool alone.
-INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
+INSTANT = StepLatency(
+    (1.0, 2.0), (1e-12, 1e-12), a_s=0.0, b_s=0.0, d_s=0.0, e_s=0.0, h_s=0.0, basis="instant"
+)
 NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 
 LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating this many requests.
@@ -72,8 +74,8 @@ POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}  # In plan.ya
 # More spot workers than a fleet provides for may be down in this share of the time. Set by hand.
 SPOT_RISK_FRAC = 0.001
 
-# If fleets may miss this many scenarios or more, to refute a fleet takes many whole simulations. Then
-# `prefill_meets_ttft_alone`, which is cheaper, simulates scenarios too. Set by hand.
+# If fleets may miss this many scenarios or more, refuting a fleet takes many simulations of the whole fleet.
+# Then `prefill_meets_ttft_alone` simulates scenarios too, with less effort. Set by hand.
 MANY_MISSED = 4
 
 
@@ -137,8 +139,8 @@ class Answers:
             with self._lock:
                 remembered = self.look_up(key, slo)
                 if remembered is not None:
-                    # None: the answer was cached. Its cost may still be charged (deterministic_parallel.py):
-                    # to a task that runs beside the one that computed the answer.
+                    # No cost, because the answer was cached. But if another task of this wave has computed
+                    # it, this task is charged its cost too (deterministic_parallel.py).
                     deterministic_parallel.charge_effort(key_and_slo, None)
                     return remembered
                 if (other_ended := self._in_progress.get(key_and_slo)) is None:
@@ -169,15 +171,16 @@ class Answers:
 
 
 def is_looser(slo: Slo, other: Slo) -> bool:
-    """Whether every fleet that keeps `other` keeps `slo`: `slo` has the same percentiles, each at the same or
-    a larger limit, over the whole trace or in the same windows, and the same guarantees to tenants or none.
-    SLOs with windows of different lengths do not imply each other.
+    """Whether every fleet that keeps `other` keeps `slo`.
+
+    So it is if `slo` has the same percentiles, each with the same or a larger limit, no higher attainment, no
+    windows or the same ones, and no guarantees to tenants or the same ones.
     """
     if slo.every_s is not None and slo.every_s != other.every_s:
         return False
     if slo.guarantees and slo.guarantees != other.guarantees:
         return False
-    # Seconds by line of the SLO, which is told apart by all but its seconds: metric, percentile and class.
+    # Lines of the SLO are compared by all but their seconds: by metric, percentile and class.
     limits = {replace(limit, limit_s=0.0): limit.limit_s for limit in slo.limits}
     other_limits = {replace(limit, limit_s=0.0): limit.limit_s for limit in other.limits}
     if limits.keys() != other_limits.keys():
@@ -302,7 +305,7 @@ class Oracle:
         return self.policies if self.of_pairs is None else self.of_pairs
 
     def counts(self, fleet: Fleet) -> Counts:
-        """A fleet as counts of options whose objectives are its prices, USD per h."""
+        """A fleet as counts of options whose objectives are the workers' prices [USD/h]."""
         return tuple(
             (Option(pool.role, pool.type, pool.type.price_usd_per_h), pool.count)
             for pool in fleet.pools
@@ -311,7 +314,7 @@ class Oracle:
 
     @property
     def simulations(self) -> int:
-        """How many different simulations this search needed, those that others had cached included."""
+        """How many different simulations this search needed, also those that other searches had cached."""
         return (
             len(self._queried)
             + self._whole_runs
@@ -352,8 +355,8 @@ class Oracle:
         missed, undecided = 0, self._in_scenarios
         # As long as the scenarios that are left can still decide either way:
         while missed <= self.may_miss < missed + len(undecided):
-            # Verdicts that refute the fleet if all of them are misses, and that prove it if none is. Fewer
-            # than the smaller number cannot decide, however they turn out, so these run side by side.
+            # This many misses refute the fleet; this many scenarios that are kept prove it. Fewer simulations
+            # than the smaller number cannot decide, so that many run in parallel.
             to_refute = self.may_miss + 1 - missed
             to_prove = missed + len(undecided) - self.may_miss
             least_needed = min(to_refute, to_prove)
@@ -371,7 +374,7 @@ class Oracle:
         return len(oracles) - sum(deterministic_parallel.run_each(survives, oracles))
 
     def stop_in_time(self) -> None:
-        """Raises StoppedError once the time on the search's clock is `until`."""
+        """Raise StoppedError once the search's clock has reached `until`."""
         if is_over(self.until):
             raise StoppedError
 
@@ -431,7 +434,7 @@ class Oracle:
         """The fewest workers of one option that the worst loss leaves of `count`; below 0 if a loss takes
         more than there are.
         """
-        # A worker that spans several nodes is lost if one of them is, so a node counts as one at least.
+        # A worker that spans several nodes is lost with any of them, so a node counts as one worker at least.
         per_node = max(int(option.type.gpu.gpus_per_node) // option.type.gpus, 1)
         return count - self.spot_down(option, count) - self.spare_workers - self.spare_nodes * per_node
 
@@ -497,8 +500,8 @@ class Oracle:
         deterministic_parallel.charge_effort(object(), cost)
 
     def _survives(self, counts: Counts) -> bool:
-        """Whether a fleet keeps the SLO on this traffic after each loss, and whole: a router may send to a
-        slow worker what the others would have served in time.
+        """Whether a fleet keeps the SLO on this traffic after each loss, and also without any loss: with more
+        workers the router may choose a slow one.
         """
         whole = tuple((option, count // self.downscale) for option, count in counts if count > 0)
         if not self.has_losses:
@@ -536,8 +539,9 @@ class Oracle:
         return remaining
 
     def _workers_that_count(self, counts: Counts) -> Counts:
-        """The fleet without the spot workers of a role that has fewer than `least_off_spot` other workers. So
-        such a fleet fails, and more workers still never hurt.
+        """The fleet without the spot workers of a role that has fewer than `least_off_spot` other workers.
+
+        Leaving them out makes such a fleet fail, and yet more workers never hurt.
         """
         if not self.least_off_spot:
             return counts
@@ -571,8 +575,10 @@ class Oracle:
         return largest_losses
 
     def _is_known_to_fail(self, counts: Counts) -> bool:
-        """Whether a cached simulation shows that the fleet misses the SLO after some loss. Without scenarios
-        the answer is always False, because `_survives`, which comes next then, looks into the same cache.
+        """Whether a cached simulation shows that the fleet misses the SLO after some loss.
+
+        It spares the simulation of scenarios. Without scenarios it is always False, because `_survives` comes
+        next and looks into the same cache.
         """
         if not self._in_scenarios:
             return False
@@ -686,8 +692,8 @@ class Oracle:
             holds, seen = remembered or self._query_runner.answer(SimulationQuery(simulated, slo, **flags))
             if remembered is None and file is not None:
                 file.add(setup, self._traffic, slo, holds=holds, seen=seen)
-            # Also for a scenario the cost goes by `trace`: its own requests need not be drawn here, and they
-            # have about as many blocks.
+            # For a scenario, too, the cost is computed from `trace`: the scenario's requests need not be
+            # drawn here, and have about as many blocks.
             cost = LEAST_EFFORT + request_effort(simulated, self.trace) * seen
             with self._lock:
                 self._effort += cost
@@ -698,10 +704,10 @@ class Oracle:
 
 
 def _splits(total: int, most: Sequence[int]) -> list[tuple[int, ...]]:
-    """All ways to split `total` into as many parts as `most` has numbers, each part at most its number; those
-    with a large first part come first.
+    """All ways to split `total` into parts of at most `most[0]`, `most[1]` and so on. Splits with a large
+    first part come first.
     """
-    ranges = (range(min(each, total), -1, -1) for each in most)
+    ranges = (range(min(most_of_part, total), -1, -1) for most_of_part in most)
     return [parts for parts in itertools.product(*ranges) if sum(parts) == total]
 
 
@@ -712,17 +718,17 @@ def _losses_of_base(counts: Counts, base: str, nodes: int) -> list[tuple[int, ..
         int(option.type.gpu.gpus_per_node) for option, _ in itertools.compress(counts, is_of_base)
     )
     lost_gpus = nodes * node_gpus
-    # A worker that spans several nodes is lost if one of them is, so it counts as one that fills a node.
+    # A worker that spans several nodes is lost with any of them, so it counts as one that fills a node.
     gpus = [min(option.type.gpus, node_gpus) for option, _ in counts]
     ranges = [
-        range(min(count, lost_gpus // each) + 1 if of_base else 1)
-        for (_, count), each, of_base in zip(counts, gpus, is_of_base, strict=True)
+        range(min(count, lost_gpus // worker_gpus) + 1 if of_base else 1)
+        for (_, count), worker_gpus, of_base in zip(counts, gpus, is_of_base, strict=True)
     ]
     losses = [lost for lost in itertools.product(*ranges) if sum(map(operator.mul, gpus, lost)) <= lost_gpus]
     return [lost for lost in losses if not any(_is_part_of(lost, other) for other in losses)]
 
 
-def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
+def without_needless_workers(fleet: Counts, oracle: Oracle) -> Counts:
     """The fleet without needless workers: removed one by one, the dearest first, while the fleet holds."""
     counts = {option.name: count for option, count in fleet}
     options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
@@ -765,8 +771,8 @@ def _fleet_key(counts: Counts) -> tuple[tuple[Any, ...], ...]:
 
 
 def _placed_fleet_key(counts: Counts) -> tuple[object, ...]:
-    """What a simulation reads of a fleet, for a network in which links depend on which workers share a node.
-    Other than for `_fleet_key`, owned and rented workers are not alike, because they run on different nodes.
+    """What a simulation reads of a fleet, for a network whose links depend on which workers share a node.
+    Here owned and rented workers differ, because they run on different nodes.
     """
     return tuple(
         (option.role, _worker_key(option), gpu.name, int(gpu.gpus_per_node), gpu.link_bytes_per_s, count)
@@ -777,7 +783,7 @@ def _placed_fleet_key(counts: Counts) -> tuple[object, ...]:
 
 
 def _worker_key(option: Option) -> tuple[object, ...]:
-    """Everything about a worker that a simulation reads; price and the GPU's name are not among it."""
+    """Everything about a worker that a simulation reads. It does not read the price and the GPU's name."""
     worker = option.type
     return (
         worker.tp,

@@ -30,7 +30,7 @@ def find_headroom(
     """The headroom of a fleet on the oracle's traffic as written, without draws and scenarios.
 
     The caller knows that the fleet holds with `least_frac` more traffic, and with steps longer by that share.
-    `before_each` is called before every simulation and may raise an error to end the bisection.
+    `before_each` is called before every share that is simulated, and may raise an error to end the bisection.
     """
     as_written, known_headrooms = oracle.as_written(), oracle.answers.headrooms
     spot = (oracle.least_off_spot, frozenset(oracle.spot.items()))
@@ -99,8 +99,8 @@ def most_that_holds(
 
 
 def bisect_share(holds: Callable[[float], bool], kept_frac: float, failed_frac: float) -> tuple[float, float]:
-    """A share that holds and a larger one that does not, at most HEADROOM_STEP_FRAC apart. They lie between
-    `kept_frac`, which is taken to hold, and `failed_frac`, which is taken not to; neither is tried.
+    """A share at which the fleet holds and a larger one at which it fails, at most HEADROOM_STEP_FRAC apart.
+    The fleet is taken to hold at the given `kept_frac` and to fail at `failed_frac`; neither is simulated.
     """
     while failed_frac - kept_frac > HEADROOM_STEP_FRAC:
         middle = (kept_frac + failed_frac) / 2
@@ -109,7 +109,7 @@ def bisect_share(holds: Callable[[float], bool], kept_frac: float, failed_frac: 
 
 
 def _first_missed(holds: Callable[[float], bool], kept_frac: float) -> float | None:
-    """The smallest of PROBES evenly spaced shares below `kept_frac` that does not hold; None if all do."""
+    """The smallest of PROBES evenly spaced shares below `kept_frac` at which the fleet fails, if any."""
     shares = (kept_frac * k / (PROBES + 1) for k in range(1, PROBES + 1))
     return next((frac for frac in shares if not holds(frac)), None)
 

@@ -1,14 +1,14 @@
-"""In scenarios, what keeps the SLO is taken to keep it with more workers, too.
+"""A rule for scenarios: if a fleet keeps the SLO, the same fleet with more workers is assumed to keep it too.
 
 A search for production simulates the same designs with one worker more, and one fewer, in dozens of
-scenarios. A fifth to a quarter of all requests simulated there were of fleets of which a smaller one was
-known to hold in the same scenario; none of these fleets missed the SLO (2026-11-28, the sample and both Azure
-traces at 20 requests/s).
+scenarios. A fifth to a quarter of all simulated requests were for fleets of which a smaller one was known to
+hold in the same scenario; none of these fleets missed the SLO (2026-11-28, the sample and both Azure traces
+at 20 requests/s).
 
-Searches do this, and the tests of fleets that must survive a loss: what a loss leaves of such a fleet is
-often production, or production with more workers. That cheaper fleets fail is simulated, and so is every
-scenario of production's own test, so neither "exact" nor "certified" rests on it. It is not done where a
-worker more may hurt (`may_take_for_granted`).
+The rule is used by searches, and by tests of fleets that must survive a loss: the workers that remain after a
+loss are often the fleet of production, or that fleet with more workers. Neither "exact" nor "certified" rests
+on the rule, because failures of cheaper fleets and all scenarios of production's own test are simulated.
+`may_take_for_granted` says where the rule is not used.
 """
 
 from collections.abc import Hashable
@@ -24,9 +24,9 @@ LEAST_REQUESTS = 1_000
 
 
 def may_take_for_granted(trace: Trace, policies: Policies, network: Network) -> bool:
-    """Whether more workers are taken to keep what fewer keep. With prefix caches or adapters they are not,
-    because each worker then sees fewer of the requests that share something; nor in sessions, where an answer
-    that comes sooner brings the next request sooner; nor where it matters which workers share a node.
+    """Whether the rule is used. More workers may hurt with prefix caches or adapters, because each worker
+    then gets fewer of the requests that share one; in sessions, because an earlier answer brings the next
+    request earlier; and where it matters which workers share a node.
     """
     return (
         len(trace) >= LEAST_REQUESTS
@@ -41,9 +41,9 @@ def may_take_for_granted(trace: Trace, policies: Policies, network: Network) -> 
 class KeptFleets:
     """The fleets that keep the SLO in one scenario.
 
-    `_known` has for each design (worker types with their roles, and all that a simulation reads beside the
-    numbers of workers) these numbers, each with the task that learned of it. Tasks of a wave do not see what
-    the others learn, because that depends on which of them ends first.
+    `_known` has, for each design, the counts of workers of its kept fleets, each with the task that learned
+    of it. A design is everything that a simulation reads beside the counts: worker types, roles and more.
+    Tasks of a wave do not see what other tasks of it learn, because that depends on which task ends first.
     """
 
     _known: dict[Hashable, list[tuple[tuple[int, ...], WaveTask | None]]] = field(default_factory=dict)

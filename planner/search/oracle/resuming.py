@@ -31,7 +31,7 @@ from planner.simulator.numba_compile import SOURCES
 from planner.traffic.trace import Trace
 
 FILE_NAME = "resume.json"
-FIRST_WRITE_S = 300.0  # The file is first written after this time. A shorter run can be repeated instead.
+FIRST_WRITE_S = 300.0  # The file is first written after this time; a shorter run is repeated instead.
 WRITE_EVERY_S = 60.0  # After that the file is written this often: what a killed run can lose.
 
 TrafficKey = str | tuple[Scenarios, int]
@@ -159,7 +159,7 @@ def _name_of(setup: tuple[object, ...], slo: Slo, traffic: TrafficKey) -> str | 
 
 
 def _is_incomplete(text: str) -> bool:
-    """Whether a `repr` shows an object by its address only, or abbreviates a NumPy array."""
+    """Whether a `repr` shows an object only by its address, or abbreviates a NumPy array."""
     return " at 0x" in text or "..." in text
 
 

@@ -12,11 +12,11 @@ where these begin together (planner/traffic/redraw.py).
 
 Step times are spread evenly over their distribution (Latin hypercube, McKay et al. 1979): over all
 scenarios that a search sees, and over every TEST_BLOCK of those that test its answer, which are drawn with
-other seeds. So few scenarios represent all, because step times decide most of whether a fleet keeps the
-SLO. The number that a fleet keeps of 32 independent scenarios had a standard deviation of 1.4 to 3.1
-between ten seeds, of 32 evenly spread ones 0.8 to 1.7 (Llama-3.1-70B with Azure code at 20 requests/s,
-gpt-oss-20b with summaries). A test that treats its scenarios as independent then errs less often than it says
-(Owen 1997 bounds the variance).
+other seeds. Thus few scenarios represent all, because step times matter most for whether a fleet keeps the
+SLO. Over ten seeds, the number of scenarios in which a fleet keeps the SLO had a standard deviation of 1.4 to
+3.1 for 32 independent scenarios, and of 0.8 to 1.7 for 32 evenly spread ones (Llama-3.1-70B with Azure code
+at 20 requests/s, gpt-oss-20b with summaries). So a test that treats evenly spread scenarios as independent
+errs less often than it says (Owen 1997 bounds the variance).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from planner.traffic.trace import Trace, spread_stamps
 SEARCHED = 1
 TESTED = 2
 # The scenarios that a search sees have about SEARCH_REQUESTS requests together, but their number is within
-# the bounds below. With 20 scenarios a required share of 95 % allows one missed one.
+# the bounds below. With 20 scenarios, a fleet that must be kept in 95 % may miss one.
 SEARCH_REQUESTS = 1_000_000
 SEARCH_LEAST = 20
 SEARCH_MOST = 32
-# Step times are spread evenly over this many scenarios of a test, which are a block.
+# The scenarios of a test come in blocks of this many. Step times are spread evenly over a block.
 TEST_BLOCK = 32
 # Scenarios of one kind stay in memory up to this many requests together, more than a test has.
 KEPT_REQUESTS = 7_000_000
@@ -126,7 +126,7 @@ class Scenarios:
         self.__init__(*state)  # type: ignore[misc]
 
     def thinned(self, downscale: int) -> Scenarios:
-        """The same scenarios with 1 / `downscale` of the requests here."""
+        """The same scenarios, with 1 / `downscale` of their requests."""
         requests = self.requests // downscale
         return Scenarios(self.task, self.trace, self.seed, self.kind, self.count, requests, downscale)
 
@@ -152,7 +152,7 @@ class Scenarios:
         rng = np.random.default_rng(seeds)
         # One of `size` equal parts of the distribution for each scenario, in a random order for each phase.
         parts = rng.permuted(np.tile(np.arange(size), (2, 1)), axis=1)
-        # A search sees the middle of a part. A test draws from all of it, so that it is a fair sample.
+        # A search sees the middle of a part. A test draws from the whole part, so that it is a fair sample.
         within = 0.5 if is_searched else rng.random((2, size))
         prefill_quantile, decode_quantile = ((parts + within) / size)[:, place].tolist()
         sigmas_at = NormalDist().inv_cdf
@@ -170,8 +170,9 @@ class Scenarios:
     def _draw_without_drift(self, number: int) -> Trace:
         """Draw the requests of a scenario, with prefixes as popular as in the trace.
 
-        If a trace has few bursts, a draw may hold one moment of one burst alone, and the rate or the window
-        of the question may leave no traffic over time. Then it is drawn again, up to MOST_DRAWS times.
+        A draw may have no traffic over time: with few bursts in the trace all of its requests may come at one
+        moment, or the question's rate or window may leave too few. It is then drawn again, MOST_DRAWS times
+        at most.
         """
         rng = np.random.default_rng([self.seed, self.kind, number])
         for _ in range(MOST_DRAWS - 1):
@@ -219,8 +220,8 @@ def thin_trace(trace: Trace, downscale: int, rng: np.random.Generator) -> Trace:
 
 def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:
     """What a scenario's requests are drawn from: a "description", superposed "copies" of the trace, a "part"
-    of it, "blocks" of it, or its "sessions" where they begin together. Blocks are for rates at which
-    rescaling itself draws nothing at random, or so little that scenarios would be alike.
+    of it, "blocks" of it, or its "sessions" where they begin together. Blocks are drawn where rescaling to
+    the rate draws nothing at random, or so little that scenarios would be alike.
     """
     if task.described is not None:
         return "description"

@@ -27,7 +27,7 @@ from planner.simulator.replay import RequestRecords, is_long, read_if_kept, simu
 from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.traffic.trace import Trace, judged_span_s, last_tenth_s
 
-# The simulator's arrays of a scenario are kept from query to query, unless the scenario has more requests
+# The simulator's arrays of a scenario are reused from query to query, unless the scenario has more requests
 # than this: there are dozens of scenarios, and their arrays would fill the memory.
 MOST_REUSED_REQUESTS = 20_000
 # A worker process keeps the `TraceSimulations` of at most this many traces and scenarios, the newest.
@@ -47,8 +47,8 @@ class SimulationQuery:
 
 
 class TraceSimulations:
-    """Simulates one trace; may be used from several threads. With `reused` the simulations take the same
-    arrays for the records of its requests, one after the other, instead of new ones.
+    """Simulates one trace; may be used from several threads. With `reused` the simulations, one after the
+    other, use the same arrays for the records of requests, instead of new ones.
     """
 
     def __init__(self, trace: Trace, *, reused: bool = True) -> None:
@@ -113,7 +113,7 @@ def keeps_slo(
 
 def is_decided_by_counts(fleet: Fleet, trace: Trace, slo: Slo) -> bool:
     """Whether nothing but the kernel's counts, rejected requests and the backlog test decides if the SLO is
-    kept. It is not so for other engines, long traces, sessions, metrics that the kernel does not count,
+    kept. More is needed for other engines, long traces, sessions, metrics that the kernel does not count,
     classes, guarantees, an attainment, and windows.
     """
     return (
@@ -195,8 +195,7 @@ _name_numbers = itertools.count(1)
 
 def _send_trace(crew: Crew, traffic: Trace | Scenario) -> tuple[Any, str]:
     """The crew's reference to the trace, and a name for it; the trace is sent if the crew does not have it.
-    Of scenarios only their source, from which all of them are drawn, is sent, and once; each is drawn in a
-    worker process.
+    A scenario is drawn in a worker process: only the source of all scenarios is sent, once.
     """
     if isinstance(traffic, Scenario):
         scenarios, number = traffic.source, traffic.number
@@ -207,8 +206,8 @@ def _send_trace(crew: Crew, traffic: Trace | Scenario) -> tuple[Any, str]:
 
 def _send_once(crew: Crew, traffic: Any, send: Callable[[], Any]) -> tuple[Any, str]:
     """What `send` returned for this traffic and this crew, and a name that no other traffic gets. `send` is
-    called only if the crew does not have the traffic. The name has a number, because Python gives the id of
-    an object that is gone to another one.
+    called only if the crew does not have the traffic. The name has a number, because Python may give the id
+    of a deleted object to a new one.
     """
     with _lock:
         lock = _sending.setdefault(traffic, threading.Lock())
@@ -243,7 +242,7 @@ def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> 
         simulations = _simulations.get(name)
         if simulations is None:
             while len(_simulations) >= MOST_TRAFFICS:
-                del _simulations[next(iter(_simulations))]
+                del _simulations[next(iter(_simulations))]  # The oldest.
             writable = make_writable(trace)
             simulations = _simulations[name] = TraceSimulations(
                 writable, reused=reused or len(writable) <= MOST_REUSED_REQUESTS

@@ -75,8 +75,8 @@ def further_traffic(trace: Trace, task: PlanQuestion, requests: Trace, *, seed: 
 
 
 def rates_frac(task: PlanQuestion, requests: Trace) -> tuple[float, ...]:
-    """The rates at which an interval of traffic is sampled, evenly from end to end, each as the share by
-    which it lies above the expected rate.
+    """The rates at which an interval of traffic is sampled, evenly from end to end. A rate is given as the
+    share by which it is above the expected one.
 
     The ends alone are not enough: each rate draws other requests, so a fleet that holds at both ends may fail
     between them.
@@ -119,7 +119,7 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
     elif more_frac:
         note += f", {abs(100 * more_frac):g} % {'more' if more_frac > 0 else 'less'} than expected"
     if requests.after.size:
-        # Rescaling and cutting change arrivals in their last bit, so those of sessions are computed anew.
+        # Rescaling and cutting round the arrivals, so those within sessions are computed anew.
         requests = with_nominal_arrivals(requests)
     # The arrivals of a trace of sessions are those that there would be if answers took no time.
     waits = ", were answers instant" if requests.after.size else ""

@@ -99,8 +99,8 @@ def work_limit_s(time_limit_s: float) -> float:
 
 
 def wall_deadline_s(deadline: float, share: float = 1.0) -> float:
-    """When a solver must end, on `time.monotonic`: after `share` of what is left of the time limit, or at
-    once if the deadline on the search's clock has passed.
+    """When a solver must end, on `time.monotonic`: after `share` of the time that remains to the time limit,
+    or at once if the deadline on the search's clock has passed.
     """
     net, now = _net.get(), time.monotonic()
     if now_s() >= deadline:
@@ -111,9 +111,7 @@ def wall_deadline_s(deadline: float, share: float = 1.0) -> float:
 
 
 def solver_limit_s(most_s: float, least_s: float) -> float:
-    """How long a solver may take: what is left of the time limit, but `most_s` at most and `least_s` at
-    least.
-    """
+    """How long a solver may take [s]: until the time limit, but `most_s` at most and `least_s` at least."""
     return max(min(wall_deadline_s(math.inf) - time.monotonic(), most_s), least_s)
 
 
@@ -121,9 +119,9 @@ def solver_limit_s(most_s: float, least_s: float) -> float:
 def time_limit(time_limit_s: float, *, grace: bool = False) -> Iterator[float]:
     """Limit the wall-clock time of the `with` block, and yield its deadline on the search's clock.
 
-    Of nested limits the earliest holds; a block with `grace` may take its time beyond the outer limit. The
-    outermost block counts its simulations on a meter of its own (deterministic_parallel.py), so that
-    questions asked at the same time do not count each other's work.
+    If limits are nested, the earliest ends the block; only with `grace` the block may go beyond the outer
+    limit. The outermost block counts its simulations on a meter of its own (deterministic_parallel.py), so
+    that questions that run at the same time do not count each other's work.
     """
     outer, ends_s = _net.get(), time.monotonic() + time_limit_s
     if outer is not None:

@@ -2,10 +2,10 @@
 its cache, and what that costs.
 
 vLLM cannot pin blocks: those used longest ago leave its cache first. A prefix stays if it is used again
-before new tokens have filled the cache of its worker beside the pinned prefixes. The shortest time in which
-new tokens fill that room, the turnover, follows from the plan's simulation. If no user has requested a prefix
-for half of the turnover, the router requests it, with one output token. Then only the prefix's last block is
-computed.
+before new tokens have filled the memory that its worker has beside the pinned prefixes. The shortest time in
+which new tokens fill this memory, the turnover, follows from the plan's simulation. If no user has requested
+a prefix for half of the turnover, the router requests it, with one output token. Then only the prefix's last
+block is computed.
 
 A leaf is a pinned prefix that is not the beginning of another one (prefix_placing.py). To request it uses all
 of its beginnings too.
@@ -39,8 +39,8 @@ def with_keep_alive(
         first_worker[pool.name] = next_worker
         next_worker += pool.count
     answers = []
-    for each in prefixes:
-        plan = each.plan
+    for pool_prefixes in prefixes:
+        plan = pool_prefixes.plan
         keep = find_keep_alive(
             trace,
             simulation,
@@ -50,8 +50,10 @@ def with_keep_alive(
             leaves_of(trace, plan),
         )
         every_s = {f"{plan.pool.name}-{r}": seconds for r, seconds in enumerate(keep.every_s)}
-        prompts = tuple(replace(prompt, keep_alive_s=every_s[prompt.worker]) for prompt in each.warm_up)
-        answers.append(replace(each, warm_up=prompts, keep_alive=keep))
+        warm_up = tuple(
+            replace(prompt, keep_alive_s=every_s[prompt.worker]) for prompt in pool_prefixes.warm_up
+        )
+        answers.append(replace(pool_prefixes, warm_up=warm_up, keep_alive=keep))
     return tuple(answers)
 
 
@@ -66,9 +68,9 @@ def find_keep_alive(
     """How often the router requests each worker's prefixes, and how much of the busiest engine's time that
     takes.
 
-    In the simulation, of engines with prefix caches, the pool's workers have the numbers from `first_worker`
-    on. The pool's r-th worker has room for `room_tokens[r]` tokens beside its pinned prefixes, which are
-    `leaves[r]` and their beginnings.
+    The engines of `simulation` have prefix caches, and the pool's workers have the numbers from
+    `first_worker` on. The pool's r-th worker can cache `room_tokens[r]` tokens beside its pinned prefixes,
+    which are `leaves[r]` and their beginnings.
     """
     assert simulation.cached_tokens is not None
     # A prefill worker makes one token of the output, a mixed worker all of them.

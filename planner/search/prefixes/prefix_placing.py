@@ -47,8 +47,8 @@ ROOM_ITERATIONS = 10  # Room depends on hits and hits on room; the two mostly ag
 SAME_HIT_FRAC = 1e-3  # Hit shares that differ by less count as equal: their room differs by about a block.
 STEP_ITERATIONS = 100  # Cheap rounds for a step's time and its sequences, which depend on each other.
 FULL_FRAC = 0.95  # Prefill is taken to have at most this share of a worker's time; at 1 no decode would end.
-# The search for a placement ends at this gap to its bound, or after this many routings. A routing sends every
-# class of requests to workers (planner/solvers/prefix_prices.py).
+# The search for a placement ends at this gap to its bound, or after this many routings. A routing assigns
+# every class of requests to workers (planner/solvers/prefix_prices.py).
 GAP_FRAC = 0.02
 ROUTINGS = 400
 FEW_ROUTINGS = 100  # Routings for each smaller pool that `workers_for_same_load` tries.
@@ -151,7 +151,7 @@ class PoolPrefixes:
     """Prefixes of one pool: the plan, and the result of a simulation that began with cold caches.
 
     Both hit shares are of the input tokens of the pool's requests; `possible_hit_frac` is that of one endless
-    cache for all. Loads are the least seconds of work, hits taken off, per second of each worker.
+    cache for all workers. A load is a worker's least seconds of work per second, without what hits save.
     """
 
     plan: PrefixPlan
@@ -315,7 +315,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
         nearest[above] = tree.parent[nearest[above]]
     # `tree.end` is the deepest node of each request; -1 for a request without blocks.
     deepest_stable = np.where(tree.end >= 0, nearest[tree.end], -1)
-    class_of = number[deepest_stable]  # (n,) For each request the node of the demand whose class it is of.
+    class_of = number[deepest_stable]  # (n,): the node of the demand to whose class each request belongs.
 
     token_s = cheapest_token_s(pool.type.latency, pool.type.max_num_batched_tokens)
 

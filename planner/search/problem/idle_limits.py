@@ -173,14 +173,14 @@ def requests_to_judge(slo: Slo, trace: Trace, shared_tokens: IntArray | None = N
     """The judged requests of a trace. `shared_tokens` (n,) of each prompt are in other prompts too; None
     without prefix caches.
     """
-    of_classes = {each: _judged_of(slo, trace, shared_tokens, each) for each in slo.selectors}
+    of_classes = {selector: _judged_of(slo, trace, shared_tokens, selector) for selector in slo.selectors}
     return replace(_judged_of(slo, trace, shared_tokens, None), of_classes=of_classes)
 
 
 def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector: Selector | None) -> Judged:
     """The judged requests of one class of the SLO, or of all classes if `selector` is None.
 
-    Whether gaps are judged follows from the backlog test, which is of all requests together. So `has_gaps`
+    Whether gaps are judged follows from the backlog test, which is one test for all requests. So `has_gaps`
     is False for a single class.
     """
     measured = find_deadlines(slo, trace)
@@ -269,11 +269,11 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], judged_requests: Judged
     step_times = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
 
     def least_decoding_s(gaps: Floats) -> Floats:
-        """The seconds (n,) that each request decodes its `gaps` (n,), with the step times fastest for it."""
-        each_s = [
+        """The seconds (n,) that each request takes for its `gaps` (n,), with its fastest step times."""
+        by_step_times_s = [
             _decoding_s(latency, drafts, inputs, gaps, judged_requests) for latency, drafts in step_times
         ]
-        return np.asarray(np.min(each_s, axis=0))
+        return np.asarray(np.min(by_step_times_s, axis=0))
 
     if limit.metric_row.is_of_gaps:  # The fleet decides which gaps are counted.
         if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):

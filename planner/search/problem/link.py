@@ -1,4 +1,4 @@
-"""Tests whether the link between prefill and decode pools is too slow for the KV blocks, whatever the pools.
+"""Tests whether the link between prefill and decode pools is too slow for the KV blocks, with any pools.
 
 Both tests use what the backlog test (planner/simulator/slo_verdict.py) requires: half of the requests in the
 last tenth of the window must have their second token soon after their arrival.
@@ -43,12 +43,11 @@ def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
     hands over; None if it is not.
 
     Requests whose TTFT is due before the last tenth arrives, and that keep this limit, are prefilled before
-    any of the last tenth. That the link transfers in the order of the prefills is taken for granted
-    (pruning_rules.LINK).
+    all of the last tenth. The link is assumed to transfer in the order of the prefills (pruning_rules.LINK).
     """
     trace, network = problem.trace, problem.task.network
     backlog = find_backlog_deadlines(problem.slo, trace)
-    limits = [each for each in problem.slo.limits if each.metric == "ttft" and each.selector is None]
+    limits = [limit for limit in problem.slo.limits if limit.metric == "ttft" and limit.selector is None]
     if not network.is_shared or network.topology is not None or backlog is None or not limits:
         return None
     if (trace.output_tokens[backlog.arrives(trace)] > 1).mean() <= STEADY_FRAC:
@@ -67,7 +66,7 @@ def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
 
 
 def _least_bytes(problem: Problem, requests: npt.NDArray[np.bool_], least: int) -> float:
-    """The bytes that the `least` of these requests with the fewest KV blocks hand over."""
+    """The fewest bytes that `least` of these requests hand over."""
     if least <= 0:
         return 0.0
     trace = problem.trace

@@ -60,8 +60,8 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
     return groups
 
 
-# The least price in the search of a GPU that is owned, or rented for nothing. It is above 0, so that solvers
-# take no more of them than needed, and too small to be shown.
+# In the search a GPU that is owned, or rented for nothing, costs at least this. It is above 0, so that
+# solvers take no more such GPUs than needed, and too small to be shown.
 FREE_USD_PER_H = 1e-5
 # A full step that takes more than this share of a limit on gaps is taken to break the limit, because other
 # steps come in between. The share is our choice, not a measurement: searches prefer other options then, but
@@ -69,9 +69,9 @@ FREE_USD_PER_H = 1e-5
 FULL_STEP_FRAC = 0.9
 # Decode workers have the token budget nearest to this, vLLM's default. The budget hardly matters for them.
 DECODE_BUDGET_TOKENS = 2048
-# With the objectives "gpus" and "power" the dearest GPU counts this much more [GPUs, W], others in proportion
-# to their prices. So of fleets with equally many GPUs or Watts the cheapest is best. Only in fleets of more
-# than 10,000 or 1,000 GPUs might this add up to a whole GPU or Watt.
+# With the objectives "gpus" and "power" the dearest GPU counts this much more [GPUs, W], and other GPUs in
+# proportion to their prices. So of fleets with equally many GPUs or Watts the cheapest is best. The additions
+# reach a whole GPU in fleets of more than 10,000 GPUs, a whole Watt in those of more than 1,000.
 PRICE_TIES = {"gpus": 1e-4, "power": 1e-3}
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
@@ -79,10 +79,10 @@ OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 @dataclass(frozen=True, slots=True)
 class OptionLeftOut:
     """A split of the LLM over a worker's GPUs, or a token budget of such workers, that cannot serve all of
-    this traffic, and why. `name` is for instance "h100-80g tp4 ep"; of a budget, "h100-80g tp4 ep 2048".
+    this traffic, and why. `name` is for instance "h100-80g tp4 ep", or with a budget "h100-80g tp4 ep 2048".
 
-    `workers` are the split's worker types with room for the weights but not for the longest request: these
-    can serve shorter requests.
+    `workers` are the split's worker types that have room for the weights but not for the longest request.
+    They can serve shorter requests.
     """
 
     name: str
@@ -223,7 +223,7 @@ def _splits(
     number of data-parallel ranks.
 
     Ranks have no pipelines. They are on one node, unless there are more of them than a node has GPUs: then
-    they are on several nodes, and each kind of all-to-all between nodes is a way of its own.
+    they are on several nodes, and each kind of all-to-all between nodes is a split of its own.
     """
     gpu, tp, pp = gpu_tp_pp
     if 1 in engines.ranks:
@@ -233,8 +233,8 @@ def _splits(
     for dp in engines.ranks:
         if dp > 1 and pp == 1 and tp * dp <= gpu.gpus_per_node and (measured_dp is None or dp in measured_dp):
             yield _Split(f"{name} dp{dp} ep", gpu, tp, pp, ep=True, dp=dp)
-        # By dp, not by tp * dp (docs/tables/keys.md, `fleet: dp`): 4 ranks of TP 4 are not put on two nodes
-        # of 8 GPUs, although a fleet.yaml may have such workers.
+        # The rule compares dp, not tp * dp (docs/tables/keys.md, `fleet: dp`): 4 ranks of TP 4 are not put on
+        # two nodes of 8 GPUs, although a fleet.yaml may have such workers.
         elif dp > gpu.gpus_per_node and pp == 1 and not _why_not_on_nodes(llm, gpu, tp, dp):
             for all2all in (LOW_LATENCY, HIGH_THROUGHPUT):
                 yield _Split(f"{name} dp{dp} ep", gpu, tp, pp, ep=True, dp=dp, all2all=all2all)
@@ -276,9 +276,9 @@ class _Split:
     def settings(self, engines: EngineChoices) -> list[tuple[int, int, Speculation | None]]:
         """Combinations of budget, seats and drafts.
 
-        On several nodes the budget decides the kind of all-to-all, so only budgets that lead to this kind are
-        kept. If the question leaves budgets open, the largest budget of the kind "low latency" is added,
-        because all usual ones are larger.
+        On several nodes the budget decides the kind of all-to-all, so only budgets that lead to the split's
+        kind remain. If the question names no budgets, the largest one of the kind "low latency" is added,
+        because all default budgets are larger.
         """
         budgets = engines.budgets
         if self.all2all and budgets == TOKEN_BUDGETS:
@@ -432,8 +432,8 @@ def with_price_tie(option: Option, objective: str, dearest_usd_per_h: float) -> 
 
 
 def without_price_tie(value: float, objective: str) -> float:
-    """The whole GPUs or Watts of a fleet of this value: without what its price adds (`with_price_tie`). With
-    another objective the value itself.
+    """The whole GPUs or Watts of a fleet of this value, without the share of its price that `with_price_tie`
+    adds. With another objective the value itself.
     """
     if objective not in PRICE_TIES or not math.isfinite(value):
         return value

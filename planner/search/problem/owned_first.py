@@ -61,7 +61,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
             continue
         owned = min(total, unused_owned[row] // option.type.gpus)
         unused_owned[row] -= owned * option.type.gpus
-        if owned < total and row not in gpus:  # The rest would have to be rented, which is not offered.
+        if owned < total and row not in gpus:  # More workers than owned GPUs hold, and none can be rented.
             return counts
         count_by_gpu = ((row + OWNED, owned), (row, total - owned))
         new_pools[kind] = [
@@ -75,8 +75,8 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
 
 
 def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> Counts:
-    """The fleet with workers moved from owned to idle rented GPUs, as many as make it cheapest. The options
-    are tried one after the other, each on the fleet that the option before it left.
+    """The fleet with workers moved from owned to idle rented GPUs, as many as make it cheapest. Options are
+    tried one after another, each on the cheapest fleet so far.
     """
     for option, count in counts:
         rented = gpus.get(row_of(option.type.gpu.name))
@@ -85,7 +85,7 @@ def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> 
         on_rented, before = _on_gpu(option, rented, problem), dict(counts)
         for moved in range(1, count + 1):
             after = before | {option: count - moved, on_rented: before.get(on_rented, 0) + moved}
-            moved_counts = tuple((each, n) for each, n in after.items() if n)
+            moved_counts = tuple((other, n) for other, n in after.items() if n)
             paid_so_far = objective_paid(problem, counts)
             is_cheaper = objective_paid(problem, moved_counts) < paid_so_far * (1 - ROUNDING)
             if is_cheaper and problem.allows(moved_counts):
@@ -134,8 +134,8 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
 
 
 def paid_at_least(problem: Problem, bound: float) -> float:
-    """A lower bound on `objective_paid`, given a lower `bound` on the objective. What the objective has for
-    free GPUs beyond their price is taken off for all of them, since every one may be in the fleet.
+    """A lower bound on `objective_paid`, given a lower `bound` on the objective. The objective counts free
+    GPUs above their price; this surplus is subtracted for all of them, since any may be in the fleet.
     """
     if problem.task.objective != "cost":
         return bound
@@ -143,7 +143,7 @@ def paid_at_least(problem: Problem, bound: float) -> float:
         if not (more_usd_per_h := free_usd_per_h(gpu)):
             continue
         if (count := problem.limits.stock.get(gpu.name)) is None:
-            return 0.0  # Any number of them costs nothing.
+            return 0.0  # A fleet of these GPUs alone may cost nothing.
         bound -= more_usd_per_h * count
     return max(bound, 0.0)
 

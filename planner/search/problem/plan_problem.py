@@ -1,7 +1,7 @@
 """`Problem`: the question that a search answers, in the form that all stages of the search read.
 
-A stage that asks it otherwise (on more draws, under other policies, in scenarios) makes a changed copy with
-the functions at the end of this module.
+A stage that changes the question (more draws, other policies, scenarios) makes a copy with the functions at
+the end of this module.
 """
 
 import math
@@ -149,8 +149,8 @@ class Problem:
         )
 
     def options(self) -> list[Option]:
-        """The worker types in each role: mixed, then prefill, then decode. Those that the policies are not
-        simulated with are left out (`can_route`).
+        """The worker types in each role: mixed, then prefill, then decode, without options that cannot be
+        simulated with the policies' routings (`can_route`).
         """
         return [
             self.with_tie_break(option)
@@ -180,7 +180,7 @@ class Problem:
 
 
 def refuted_below(problem: Problem, value: float) -> Problem:
-    """The same problem, in which all fleets of a lower objective than `value` are known to fail."""
+    """The same problem, in which all fleets with a lower objective than `value` count as failing."""
     return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - ROUNDING)))
 
 

@@ -125,9 +125,8 @@ def _(because: facts.SmallerHolds) -> str:
 
 
 def left_out_text(gpus: Sequence[str]) -> str:
-    """A clause on GPUs that were not searched, and on how to allow them. They are those that the question
-    does not name, and of which no kernels were measured, or whose step times are estimates and whose price
-    has no source.
+    """A clause on GPUs that were not searched, and on how to allow them. The question does not name these
+    GPUs. They have no measured kernels, or else estimated step times and a price without a source.
     """
     return (
         "not considered, as no kernels of such GPUs were measured, or as their step times are estimated and "

@@ -81,6 +81,6 @@ LEAST_DONE_FRAC = 0.4  # Before the stage "test" the guess of the time left is t
 def left_s(worked_s: float, done_frac: float, limit_left_s: float) -> float | None:
     """About how long the plan will still take [s], at most until the time limit; None before LEAST_DONE_FRAC.
 
-    It has worked for `worked_s`, `done_frac` is that of its stage, and `limit_left_s` is left of the limit.
+    `worked_s` have passed so far, `done_frac` is that of the stage, and the limit ends in `limit_left_s`.
     """
     return None if done_frac < LEAST_DONE_FRAC else min(worked_s * (1 / done_frac - 1), limit_left_s)

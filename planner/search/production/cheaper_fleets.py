@@ -20,7 +20,7 @@ from planner.search.problem.plan_problem import Problem, refuted_below
 from planner.search.production.like_price import LIKE_PRICE_FRAC, below_like_price
 
 # All cheaper fleets are simulated if that takes at most this many simulated requests, about 7 CPU seconds.
-# The plan of Azure's code trace at its own rate (benchmarks/plans.py) simulates 1,748 fleets in that.
+# The plan of Azure's code trace at its own rate (benchmarks/plans.py) simulates 1,748 fleets with less.
 MOST_EFFORT = 6_000_000
 
 
@@ -35,15 +35,15 @@ def walk_cheaper_fleets(
     # need no simulation.
     if level0.search.is_exact:
         problem = refuted_below(problem, level0.search.value)
-    # After another search some of them were not simulated. Most of these fail on the trace as written, so the
-    # oracle simulates the trace before the scenarios.
+    # After a search that is not exact, some of these fleets were not simulated. Most of them fail on the
+    # trace as written, so the oracle simulates the trace before the scenarios.
     oracle = replace(problem.oracle, doubted_below=level0.search.value)
-    # The copied oracle begins without verdicts. Those of the search in the same scenarios hold for it too.
+    # The copied oracle begins without verdicts. It gets those of the search in the same scenarios.
     oracle.verdicts.update(scenario_problem.oracle.verdicts)
     below = below_like_price(scenario_problem, best)
     search = walk_below(replace(problem, oracle=oracle), level0, below, most_effort=MOST_EFFORT)
-    # A fleet that was found becomes that of production. Then the counts are of all fleets cheaper than it, by
-    # however little.
+    # If a fleet was found, it becomes that of production. The counts are then of all cheaper fleets, however
+    # little they save.
     return search.best, CheaperMiss(
         less_frac=LIKE_PRICE_FRAC if search.best is None else 0.0,
         scenarios=len(oracle.scenarios),

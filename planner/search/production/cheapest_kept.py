@@ -51,10 +51,10 @@ MOST_SEARCH_REQUESTS = 8_000_000
 # workers on owned GPUs, which are free, come before all others.
 LEAST_PRICE_STEP = 1e-9
 # If the grown fleet costs more than this many times its price on paper, fleets of other designs grow too: the
-# search goes up from the price on paper, and often runs out of time before it comes so far. Llama-3.1-70B at
-# 30 requests/s on B300 or B200 cost 191.36 USD/h (twice its price on paper), and 167.76 on B300 alone.
+# search goes up from the price on paper, and often runs out of time far below the grown price. Llama-3.1-70B
+# at 30 requests/s on B300 or B200 cost 191.36 USD/h (twice its price on paper), and 167.76 on B300 alone.
 FAR_ABOVE_PAPER = 1.5
-MOST_OTHER_DESIGNS_REQUESTS = 4_000_000  # So many requests growing other designs may simulate: 5 CPU seconds.
+MOST_OTHER_DESIGNS_REQUESTS = 4_000_000  # Growing other designs simulates at most this many: 5 CPU seconds.
 # A search begins with this many more of the hardest scenarios than a fleet may miss. Set by hand.
 HARDEST_SCENARIOS = 4
 
@@ -137,9 +137,9 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
     pool, the best fleet of one GPU type, and for every GPU type and degree of tensor parallelism the mixed
     pool that looks cheapest. The hardest scenarios come first in `problem`.
 
-    If a test has added hundreds of scenarios, the search's effort ends before it comes to other GPU types
-    than those of `best`. Without this function gpt-oss-120b cost 63.84 USD/h on any GPU but 47.84 on H100
-    alone, and Llama-3.1-70B with a limit on TTFT alone 191.36 on any GPU (B200) but 95.68 on H100.
+    If a test has added hundreds of scenarios, a search uses up its effort on the GPU types of `best`. Without
+    this function, plans that could choose among all GPUs cost more than plans on H100 alone: 63.84 and 47.84
+    USD/h for gpt-oss-120b; 191.36 and 95.68 USD/h for Llama-3.1-70B with a limit on TTFT only.
     """
     problem = with_effort_limit(problem, MOST_OTHER_DESIGNS_REQUESTS)
     oracle = problem.oracle
@@ -220,16 +220,15 @@ def grow_until_kept(
     scenarios than it may, and the problem with the hardest scenarios first.
 
     The fleet is None if it would exceed the limits, need over MOST_GROWTH times as many workers, or have an
-    objective above `most_value`, and if the time is over. Each step adds twice as many workers as the step
+    objective above `most_value`, or if the time is over. Each step adds twice as many workers as the step
     before (`_more_workers`). They join the pool where they gain the most kept scenarios for their price, or
     all pools if no pool gains any. Pools of `unused_owned` GPUs may be added, with at most the given counts.
     """
     oracle, workers_at_first = problem.oracle, workers_by_kind(start)
     counts, step = start, 1
     missed_scenarios = list(range(len(oracle.scenarios)))
-    kept_scenarios: list[
-        int
-    ] = []  # The longer a fleet must grow until it keeps a scenario, the harder it is.
+    # The later a growing fleet keeps a scenario, the harder the scenario is.
+    kept_scenarios: list[int] = []
 
     def ordered_problem() -> Problem:
         hardest_first = [*missed_scenarios, *reversed(kept_scenarios)]
@@ -261,15 +260,17 @@ def grow_until_kept(
             for option, unused in unused_owned:
                 if option not in dict(counts):  # A large gain may need all the unused GPUs at once.
                     grown += [_add_pool(counts, option, n) for n in {min(step, unused), unused}]
-            candidates = [each for fleet in grown if is_allowed(each := owned_first(problem, fleet))]
+            candidates = [
+                fleet for fleet in (owned_first(problem, each) for each in grown) if is_allowed(fleet)
+            ]
             larger = candidates[0] if candidates else None
             if len(candidates) > 1:
                 # A few of the missed scenarios show which pool gains most.
                 sample = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
-                values = [objective_of(each) for each in candidates]
+                values = [objective_of(fleet) for fleet in candidates]
                 prices = [max(value - objective_of(counts), LEAST_PRICE_STEP) for value in values]
                 larger = _best_gain(oracle, candidates, prices, sample)
-                if larger is None:
+                if larger is None:  # No pool gains a scenario, so all of them grow.
                     larger = owned_first(problem, add_workers(counts, step))
             if larger is not None and is_allowed(larger):
                 counts, step = larger, 2 * step
@@ -284,7 +285,7 @@ def grow_until_kept(
 def _more_workers(oracle: Oracle, option: Option, count: int, step: int) -> int:
     """How many workers to add to a pool of `count` so that the worst loss leaves `step` more of them.
 
-    With one more spot worker one more may be down at once, and then a single worker gains nothing.
+    With one more spot worker, one more may be down at once: then adding a single worker gains nothing.
     """
     return oracle.workers_needed(option, oracle.workers_left(option, count) + step) - count
 
@@ -317,7 +318,7 @@ def _best_gain(
     oracle: Oracle, fleets: Sequence[Counts], prices: Sequence[float], numbers: Sequence[int]
 ) -> Counts | None:
     """The fleet that keeps most of these scenarios for its price, the first of equal ones; None if no fleet
-    keeps any. A fleet whose price is too high even if it kept them all is not simulated.
+    keeps any. A fleet is not simulated if its price would be too high even for all of the scenarios.
     """
     best_gain, best_k = 0.0, len(fleets)
     for k in sorted(range(len(fleets)), key=lambda k: (prices[k], k)):

@@ -1,4 +1,8 @@
-"""The answer "with a loss": the cheapest fleet that keeps the SLO after the loss of any one worker."""
+"""The answer "with a loss": the cheapest fleet that keeps the SLO after the loss of any one worker.
+
+A survivor is a fleet that does so. Workers of one kind do the same work, on owned or rented GPUs
+(problem/owned_first.py).
+"""
 
 import itertools
 import math
@@ -8,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from planner.documents.facts import KeptIn
-from planner.search.level0.owned_gpus import owned_beside, with_idle, without_needless_workers
+from planner.search.level0.owned_gpus import owned_beside, with_fewest_workers, with_idle
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.mixed.mixed_fleets import best_settings
 from planner.search.oracle.fleet_counts import Counts, NamedCounts, in_order, names_of, objective_of
@@ -22,17 +26,16 @@ from planner.search.production.like_price import feasible_fleets
 from planner.search.production.scenario_test import FleetTrial, is_test_passed
 from planner.traffic.scaling import SAME_FRAC
 
-# The limits below bound the time of a plan. They are set by hand. Workers of one kind do the same work, on
-# owned or rented GPUs (problem/owned_first.py). A survivor is a fleet that keeps the SLO after a loss.
+# The limits below bound the time of a plan. They are set by hand.
 
 # A fleet with a loss is searched for in this many scenarios more than it may miss.
 LOSS_SCENARIOS = 2 * cheapest_kept.HARDEST_SCENARIOS
 # Each search for a fleet with a loss may simulate this many requests.
 LOSS_SEARCH_REQUESTS = cheapest_kept.LEAST_SEARCH_REQUESTS / 2
-# At most this many fleets with a loss are tested. The scenarios that one misses join the search for the next.
+# At most this many survivors are tested. The scenarios of a failed test join the search for the next one.
 MOST_LOSS_TESTS = 2
-# The neighbours of production that are looked at for a fleet with a loss have up to MOST_WORKERS_CHANGED
-# workers more or fewer of each of up to MOST_KINDS_CHANGED kinds.
+# Neighbours of production, among which a survivor is searched, have up to MOST_WORKERS_CHANGED workers more
+# or fewer of each of up to MOST_KINDS_CHANGED kinds.
 MOST_WORKERS_CHANGED = 2
 MOST_KINDS_CHANGED = 4
 # Fleets with other worker types have up to this many workers of another type beside a pool of production.
@@ -62,9 +65,9 @@ def find_fleet_with_a_loss(
     search found, which may have failed its test.
 
     The cheapest fleet found is tested as production is, in scenarios that no search has seen, each after the
-    loss of any one worker. If it fails, these scenarios join the search. Production with one more worker of
-    each kind needs no pass, because after any loss all workers of production are left. It is the answer where
-    MOST_LOSS_TESTS cheaper fleets fail.
+    loss of any one worker. If it fails, these scenarios join the search. If MOST_LOSS_TESTS cheaper fleets
+    fail, the answer is production with one more worker of each kind. This fleet need not pass a test, because
+    after any loss all workers of production remain.
 
     If a scale model was searched, in which one worker stands for many, the answer is production with one more
     worker of each kind.
@@ -136,15 +139,15 @@ def _find_survivor(
     order: fewer workers on owned GPUs that idle, and known fleets; one worker type per pool; a few workers
     more or fewer than production; a few workers of other types beside production.
 
-    `strict` leaves out the first scenarios, which are the hardest, as many as a fleet may miss, and allows no
-    miss in the others. One missed scenario then refutes a fleet, which takes fewer simulations. A search of
-    `loss_problem` itself follows, as a fleet may miss other scenarios than those.
+    The problem `strict` leaves out as many scenarios as a fleet may miss, the hardest, and allows no miss in
+    the others. One missed scenario then refutes a fleet, which takes fewer simulations. A search of
+    `loss_problem` itself follows, as a fleet may miss other scenarios than the hardest.
     """
-    may_miss, least = loss_problem.oracle.may_miss, objective_of(best)
+    may_miss, production_value = loss_problem.oracle.may_miss, objective_of(best)
     strict = with_scenarios(loss_problem, loss_problem.oracle.scenarios[may_miss:], 0)
     cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
     # No fleet that survives a loss costs less than production, so one at its price is the cheapest.
-    if cheapest is None or objective_of(cheapest) > least * loss_problem.same_value_factor:
+    if cheapest is None or objective_of(cheapest) > production_value * loss_problem.same_value_factor:
         for searched_problem in (strict, loss_problem):
             cheapest = cheapest_kept.find_cheaper_kept(
                 searched_problem,
@@ -152,7 +155,7 @@ def _find_survivor(
                 cheapest,
                 any_mix=False,
                 most_requests=LOSS_SEARCH_REQUESTS,
-                refuted_value=least,
+                refuted_value=production_value,
             )
         for find_cheaper in (_cheapest_neighbour, _cheapest_with_other_types):
             cheapest = in_time(partial(find_cheaper, loss_problem, paper, best, cheapest), cheapest)
@@ -172,10 +175,10 @@ def _cheapest_n_plus_one(
     filled = with_idle(scenario_problem, paper.level0, enlarged)
     uses_idle = sorted(names_of(filled)) != sorted(names_of(enlarged))
     if uses_idle and scenario_problem.allows(filled) and loss_problem.oracle.holds(filled):
-        candidates.append(owned_first(scenario_problem, without_needless_workers(filled, loss_problem)))
+        candidates.append(owned_first(scenario_problem, with_fewest_workers(filled, loss_problem)))
     below = min(map(objective_of, candidates), default=math.inf)
     known = sorted(feasible_fleets(scenario_problem, paper.level0.options), key=objective_of)
-    likely = [each for each in known if objective_of(each) > objective_of(best) * (1 + SAME_FRAC)]
+    likely = [counts for counts in known if objective_of(counts) > objective_of(best) * (1 + SAME_FRAC)]
     for counts in (one_more(scenario_problem, paper.best), *likely[:MOST_OTHER_FLEETS]):
         can_improve = objective_of(counts) < below and scenario_problem.allows(counts)
         if can_improve and not loss_problem.out_of_time() and loss_problem.oracle.holds(counts):
@@ -189,8 +192,8 @@ def _cheapest_neighbour(
     """The cheapest fleet found that survives a loss and has, of each kind, up to MOST_WORKERS_CHANGED
     workers more or fewer than production. Workers on owned GPUs that production leaves idle are kinds too.
 
-    Of the fleets that cost less than `cheapest` we simulate a largest one, to which no other of them adds
-    workers. If it fails, all fleets that are smaller in every pool fail too.
+    We simulate a largest fleet of those that cost less than `cheapest`: no other such fleet has at least as
+    many workers in every pool. If it fails, all fleets that are smaller in every pool fail too.
     """
     problem = cheapest_kept.with_search_limit(problem, LOSS_SEARCH_REQUESTS)
     pools = merge_kinds(best)
@@ -213,10 +216,10 @@ def _cheapest_neighbour(
             break
         vector = min(_largest_vectors([*fleets]), key=lambda vector: objective_of(fleets[vector]))
         if problem.oracle.holds(fleets[vector]):
-            cheapest = owned_first(problem, without_needless_workers(fleets[vector], problem))
+            cheapest = owned_first(problem, with_fewest_workers(fleets[vector], problem))
         else:
-            # Every smaller fleet fails too, so only those stay that have more of some kind.
-            fleets = {each: fleets[each] for each in fleets if np.any(np.array(each) > vector)}
+            # Every smaller fleet fails too, so only fleets with more workers of some kind stay.
+            fleets = {other: fleets[other] for other in fleets if np.any(np.array(other) > vector)}
     return cheapest
 
 
@@ -225,10 +228,11 @@ def _roles_of(counts: Counts) -> set[str]:
 
 
 def _largest_vectors(vectors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The vectors that no other vector reaches in every component."""
-    every = np.array(vectors)
+    """The vectors that no other vector equals or exceeds in every component."""
+    array = np.array(vectors)
+    # Only the vector itself is at least as large in every component.
     return [
-        vector for vector, row in zip(vectors, every, strict=True) if (every >= row).all(axis=1).sum() == 1
+        vector for vector, row in zip(vectors, array, strict=True) if (array >= row).all(axis=1).sum() == 1
     ]
 
 

@@ -1,9 +1,9 @@
 """Finds scenarios in which even an idle worker misses a limit because steps take longer there, so that no
 fleet keeps the SLO in them.
 
-They are looked for before any search, so that no time is spent on a question that no fleet can solve. To draw
-the traffic of a scenario takes time. So first the requests of the trace are taken with the step times of each
-scenario; the scenario's own traffic is drawn only if they come near a limit.
+They are looked for before any search, so that no time is spent on a question that no fleet can solve. Drawing
+the traffic of a scenario takes time. So first the requests of the trace are judged with the step times of
+each scenario; the scenario's own traffic is drawn only if these requests come near a limit.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """The policies of the fleet that is run, where policies were raced (`policies: any`).
 
-The policies that are cheapest on paper may be dearer in production, where others may save that save nothing
-on paper. So production is planned with the best policies on paper, then with those that were searched
-first, and then all are raced again: fleets that are near the best one and cost less are simulated with each
+The policies that are cheapest on paper may be dearer in production, and policies that save nothing on paper
+may save there. So production is planned with the best policies on paper and with those that were searched
+first. Then all are raced again: fleets that are near the best one and cost less are simulated with each
 policy, in the search's scenarios. A fleet counts as cheaper once it has passed its test. Without a race
 production is planned with the best policies on paper, and with pinned prefixes where they are a choice.
 """
@@ -58,8 +58,8 @@ class _PassedFleet:
 def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched], Production | None]:
     """The searches on paper, and the three answers with the policies for which production costs least.
 
-    The search with these policies comes first. Searches that found a cheaper fleet on paper are dropped: the
-    certificate lists the others as alternatives, and a reader would take a cheaper one for a better plan.
+    The search with these policies comes first. The certificate lists the other searches as alternatives.
+    Those that found a cheaper fleet on paper are left out: a reader would take them for better plans.
     """
     searched = list(searched)
     chosen, paper = best_of(searched)
@@ -167,14 +167,14 @@ def _plan_and_test(searched: Searched, *, below_value: float | None = None) -> _
 
 
 def _plan_with_others(searched: Sequence[Searched]) -> _PassedFleet | None:
-    """Production with other policies, for limits within which the best policies on paper have none: with the
-    others that were searched, or else with the winners of a race of fleets that fill the limits, in the
-    search's scenarios.
+    """Production with other policies, if the best policies on paper have none within the limits: with other
+    policies that were searched, or else with the winners of a race in the search's scenarios. The race
+    simulates fleets that fill the limits.
     """
     chosen, paper = best_of(searched)
     tested = [_plan_and_test(other) for other in searched if other[0] is not chosen]
-    if passed := [each for each in tested if each is not None]:
-        return min(passed, key=lambda each: each.value)
+    if passed := [fleet for fleet in tested if fleet is not None]:
+        return min(passed, key=lambda fleet: fleet.value)
     if len(chosen.trace) > FULL_REQUESTS:  # Scenarios of this many requests take too long.
         return None
     effort = max(RACE_EFFORTS * chosen.oracle.effort(), LEAST_SEARCH_REQUESTS)
@@ -210,8 +210,8 @@ def _with_usual_queue(production: _PassedFleet, searched: Sequence[Searched]) ->
         return production
     best, oracle = production.trial.best, with_search_scenarios(usual).oracle
     try:
-        fleets = [each for each in (best, as_many_at_this_price(best)) if usual.allows(each)]
-        counts = next((each for each in fleets if oracle.holds(each)), None)
+        fleets = [fleet for fleet in (best, as_many_at_this_price(best)) if usual.allows(fleet)]
+        counts = next((fleet for fleet in fleets if oracle.holds(fleet)), None)
     except StoppedError:
         return production
     if counts is None:

@@ -1,5 +1,5 @@
-"""Fleets of like price, that is of nearly the same: which one has the most headroom (oracle/headroom.py: how
-much more traffic, or how much longer steps, it bears), and below which price a fleet is really cheaper.
+"""Compares fleets of like price (nearly the same price): which one has the most headroom
+(oracle/headroom.py), and below which price a fleet is really cheaper.
 """
 
 import itertools
@@ -24,7 +24,7 @@ LIKE_PRICE_FRAC = 0.01
 MOST_LIKE_PRICE = 16
 LIKE_PRICE_EFFORT = 1_000_000
 # Another fleet of like price is preferred if its headroom is larger by this factor. A smaller gain is not
-# worth the simulations in all scenarios. All of these are set by hand.
+# worth the simulations in all scenarios. All numbers above are set by hand.
 MORE_HEADROOM = 1.1
 
 
@@ -32,10 +32,11 @@ def below_like_price(problem: Problem, best: Counts) -> float:
     """The value below which a fleet is cheaper than `best` by more than LIKE_PRICE_FRAC. If the objective is
     GPUs, a fleet below it has fewer GPUs, or equally many whose price is lower by that share.
     """
-    value, gpus = objective_of(best), objective_paid(problem, best)
+    value = objective_of(best)
     if problem.task.objective == "gpus":
-        # The search's value is the number of GPUs and a term far below 1, the price, which orders equal
-        # numbers. `objective_paid` leaves that term out (owned_first.py), so the difference is the term.
+        # The value is the number of GPUs plus a term far below 1, the price, which orders equal numbers.
+        # `objective_paid` leaves the term out (owned_first.py).
+        gpus = objective_paid(problem, best)
         return gpus + (value - gpus) * (1 - LIKE_PRICE_FRAC)
     return value * (1 - LIKE_PRICE_FRAC)
 
@@ -55,8 +56,8 @@ def _search_most_headroom(problem: Problem, options: Sequence[Option], best: Cou
     """
     if problem.out_of_time():
         return best
-    # The limit begins after this: on a long trace it would leave nothing for the comparison, and the plan
-    # shows this headroom anyway.
+    # The effort of this headroom is not limited: on a long trace it would use up the limit below, and the
+    # plan shows it anyway.
     headroom = find_headroom(problem.oracle, best).headroom
     problem = with_effort_limit(problem, LIKE_PRICE_EFFORT)
     most_frac, with_more = min(headroom.traffic_frac, headroom.steps_frac), list[Counts]()
@@ -67,7 +68,8 @@ def _search_most_headroom(problem: Problem, options: Sequence[Option], best: Cou
         headroom = find_headroom(problem.oracle, counts, least_frac=least_frac).headroom
         with_more.append(counts)
         most_frac = min(headroom.traffic_frac, headroom.steps_frac)
-    # Each has more headroom than the one before, so the last one that keeps enough scenarios has the most.
+    # Each fleet of `with_more` has more headroom than the one before, so the last fleet that keeps enough
+    # scenarios has the most.
     return next((counts for counts in reversed(with_more) if problem.oracle.holds(counts)), best)
 
 
@@ -76,14 +78,18 @@ def _fleets_of_like_price(problem: Problem, options: Sequence[Option], best: Cou
     search has simulated and that held.
     """
     alike = [
-        [each for each in options if each.role == option.role and hardware_of(each) == hardware_of(option)]
+        [
+            other
+            for other in options
+            if other.role == option.role and hardware_of(other) == hardware_of(option)
+        ]
         for option, _ in best
     ]
     workers = [count for _, count in best]
     names_listed = {names_of(best)}
-    other_settings = (tuple(zip(each, workers, strict=True)) for each in itertools.product(*alike))
-    # Nodes are paid whole, so fleets with other prices by GPU may cost the same, and the other way round. All
-    # prices must be alike.
+    other_settings = (tuple(zip(chosen, workers, strict=True)) for chosen in itertools.product(*alike))
+    # If nodes are paid whole, fleets whose prices by GPU differ may cost the same, and fleets with equal
+    # prices by GPU may not. So all prices must be near.
     prices = (
         objective_of,
         objective_by_gpu,

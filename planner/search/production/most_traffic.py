@@ -35,8 +35,8 @@ from planner.traffic.scaling import same_requests
 
 # If the plan is on paper alone, the refuted rate is at most this share above the highest sustained one.
 RATE_STEP_FRAC = 0.01
-# Where the rate on paper is only the start of the search for production, the share may be this large, because
-# rates that are refuted take longest.
+# If production is searched next, which begins from the rate on paper, the share may be this large. It saves
+# refuted rates, which take longest.
 COARSE_STEP_FRAC = 0.05
 
 # The rate of the first fleet found is multiplied by this, the stride, until the fleet's worker types fail.
@@ -47,7 +47,7 @@ KEPT_STEP_FRAC = 0.02
 FIRST_RATE_FRAC = 0.8
 # In production the worker types of the fleet on paper are tried at falling rates, each KNOWN_STEP_FRAC of the
 # one before, down to KNOWN_LEAST_FRAC of the first. The range is so large because step times that were not
-# measured may be three times as long in the scenarios that decide.
+# measured may be three times as long in the hardest scenarios.
 KNOWN_STEP_FRAC = 0.5
 KNOWN_LEAST_FRAC = 1 / 16
 # If no fleet is found with these, the rate is lowered to this share at a time until a fleet is found.
@@ -104,8 +104,9 @@ class RateClimb:
             stride = FIRST_STRIDE
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
-                # All worker types are tried a step above. Other types than the fleet's mostly sustain little
-                # more, so the next stride is a step; and they may hold at a rate at which the fleet's failed.
+                # All worker types are tried a step above. Types other than the fleet's mostly sustain little
+                # more, so the next stride is one step. They may also hold at a rate at which the fleet's
+                # types failed, so `known_failed_rps` is not valid for them.
                 stride, known_failed_rps = 1 + self.step_frac, math.inf
                 next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
                 if not self.holds_rps < next_rps < self.failed_rps:
@@ -314,8 +315,8 @@ def _climb_with_raced(
     deadline: float,
 ) -> None:
     """Go on with the climb as long as the policies that win a race (policy_search.py) sustain the rate that
-    was refuted. `choices` is the list from which the climb's `find_fleet` takes its policies; the winner of
-    each race replaces all of them. Raced are the policies that the task lets the search choose.
+    was refuted. The race is among the policies that the task lets the search choose. `choices` is the list
+    from which the climb's `find_fleet` takes its policies; the winner of each race replaces all of them.
     """
     for _ in range(MOST_ROUNDS):
         if climb.fleet is None or climb.refuted_rps is None or is_over(deadline):
@@ -333,8 +334,8 @@ def _climb_with_raced(
 
 
 def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
-    """The raced policies with which `fleet` holds, or else a fleet that fills the limits with more workers of
-    one of its pools: those of the cheapest such fleet. None if no such fleet holds with any of them.
+    """The raced policies with which the cheapest of these fleets holds: `fleet` itself, and fleets in which
+    one of its pools is enlarged to the limits. None if none holds.
     """
     changes, counts = problem.task.policies.raced_changes, counts_of(fleet, problem.options())
     if not changes or counts is None:
@@ -367,9 +368,9 @@ def name_rate_in_messages(inputs: SearchInputs) -> SearchInputs:
 def restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> plan_problem.Problem:
     """The same problem with the worker types of `fleet` alone; the problem itself without a fleet.
 
-    Of types that differ in seats or token budget alone, `prefill_options` and `decode_options` choose one.
-    The choice of the whole problem is kept here, so that a fleet that is found with these types is also one
-    of the whole problem, in which it is tested later.
+    `prefill_options` and `decode_options` choose one of the types that differ only in seats or token budget.
+    The type that they choose in the whole problem stays in here, so that a fleet of these types is also a
+    fleet of the whole problem, in which it is tested later.
     """
     if fleet is None:
         return problem

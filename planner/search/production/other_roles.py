@@ -21,10 +21,10 @@ from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
 
 MOST_OTHER_ROLES = 32  # At most this many fleets are listed.
-# With more workers, or with more ways to give them roles, no fleet is listed, because one worker less saves
-# little of a large fleet's cost.
+# If there are more workers, or more assignments of roles to them, no fleet is listed, because one worker less
+# saves little of a large fleet's cost.
 MOST_WORKERS = 12
-MOST_WAYS = 20_000
+MOST_ASSIGNMENTS = 20_000
 ROLES: tuple[Role, ...] = get_args(Role)
 
 
@@ -69,17 +69,17 @@ def fleets_of_other_roles(
 def _assignments(
     options: Mapping[tuple[Role, Hardware], Option], workers_on: Mapping[Hardware, int]
 ) -> Iterator[list[tuple[Option, int]]]:
-    """Every way to give roles to at most `workers_on[h]` workers of each hardware h, as options with their
-    counts (which may be 0); none if there are more than MOST_WAYS.
+    """Every assignment of roles to at most `workers_on[h]` workers of each hardware h, as options with their
+    counts (which may be 0); none if there are more than MOST_ASSIGNMENTS.
     """
 
-    # All ways for one hardware, in each of which at most `most` workers have a role.
-    def ways_on(hardware: Hardware, most: int) -> list[list[tuple[Option, int]]]:
+    # All assignments for one hardware, in each of which at most `most` workers have a role.
+    def assignments_on(hardware: Hardware, most: int) -> list[list[tuple[Option, int]]]:
         possible = [options[role, hardware] for role in ROLES if (role, hardware) in options]
         vectors = itertools.product(range(most + 1), repeat=len(possible))  # One count for each option.
         return [list(zip(possible, vector, strict=True)) for vector in vectors if sum(vector) <= most]
 
-    ways_by_hardware = [ways_on(hardware, most) for hardware, most in workers_on.items()]
-    if math.prod(map(len, ways_by_hardware)) > MOST_WAYS:
+    by_hardware = [assignments_on(hardware, most) for hardware, most in workers_on.items()]
+    if math.prod(map(len, by_hardware)) > MOST_ASSIGNMENTS:
         return iter(())
-    return (list(itertools.chain(*ways)) for ways in itertools.product(*ways_by_hardware))
+    return (list(itertools.chain(*chosen)) for chosen in itertools.product(*by_hardware))

@@ -118,9 +118,9 @@ def _search_on_model(
             trial = first_passing(trial, _near_feasible(trial, paper)) or trial
         trial = with_fewest_workers(trial)
         if attempt + 1 == MOST_TESTS and not trial.is_passed:
-            # No further round follows, in which the fleet would grow, so dearer designs have a test now.
+            # The fleet cannot grow any more in a further round, so dearer designs are tested now.
             least_value = objective_of(trial.best) * (1 + ROUNDING)
-            dearer = [each for each in grown if objective_of(each) > least_value]
+            dearer = [counts for counts in grown if objective_of(counts) > least_value]
             trial = first_passing(trial, dearer) or trial
         if trial.is_passed or attempt + 1 == MOST_TESTS or problem.out_of_time():
             break
@@ -149,9 +149,9 @@ def _in_search_scenarios(problem: Problem, deadline: float) -> Problem:
 
 
 def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
-    """The trial with prefixes pinned to better workers (polished_pins.py): with fewer workers as long as such
-    a fleet passes the test. Otherwise with the same fleet, if it still passes and comes less near to missing
-    the SLO.
+    """The trial with prefixes pinned to better workers (polished_pins.py): of a fleet with fewer workers, as
+    long as such a fleet passes the test; then of the same fleet, if it still passes and comes less near to
+    missing the SLO.
     """
     while True:
         problem = trial.searched_problem
@@ -212,8 +212,8 @@ def _with_cheaper_mixes(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
 
 
 def _kept_fleets(problem: Problem, fleets: Iterable[Counts]) -> Iterable[Counts]:
-    """Those of the fleets that keep enough of the problem's scenarios, simulated one by one until its
-    time is over.
+    """The fleets that keep enough of the problem's scenarios. They are simulated one by one until the
+    problem's time is over.
     """
     until_time_out = itertools.takewhile(lambda _: not problem.out_of_time(), fleets)
     return (counts for counts in until_time_out if in_time(partial(problem.oracle.holds, counts), False))
@@ -244,7 +244,7 @@ def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
 def first_passing(trial: FleetTrial, fleets: Iterable[Counts]) -> FleetTrial | None:
     """The trial of the first of these fleets that passes the test; None if none does."""
     trials = (trial.retest(counts) for counts in fleets)
-    return next((each for each in trials if each.is_passed), None)
+    return next((passing for passing in trials if passing.is_passed), None)
 
 
 def with_fewest_workers(trial: FleetTrial) -> FleetTrial:
@@ -345,7 +345,7 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     count = len(scenario_problem.oracle.scenarios)
     # The bisection: no fleet was found that misses `too_few` scenarios or fewer, and `best` misses `missed`.
     best, too_few = paper.best, scenario_problem.oracle.may_miss
-    # Shares are shown, so every scenario is simulated.
+    # The error shows these shares, so no scenario is taken to be kept without a simulation.
     simulated = replace(scenario_problem.oracle, infers_kept=False)
     missed = in_time(lambda: simulated.missed_count(paper.best, count), count)
     while missed - too_few > 1 and not scenario_problem.out_of_time():
@@ -361,7 +361,7 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     kept_frac, needed_frac = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
     unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
     on_paper = in_unit(objective_paid(scenario_problem, paper.best), unit)
-    # No share is named for the fleet on paper: its answer shows one, in other scenarios than the search's.
+    # No share is named for the fleet on paper: its answer shows a share, of other scenarios.
     most_text = (
         f"none keeps more than the cheapest on paper, {on_paper}"
         if best is paper.best

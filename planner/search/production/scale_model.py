@@ -8,8 +8,8 @@ more. So a fleet that keeps the SLO in the model usually keeps it at full size, 
 Every fleet from the model is still tested at full size, in scenarios that no search has seen
 (scenario_test.py).
 
-No model is built if requests share prefixes or adapters, because a sample of them finds less in the caches.
-None is built either if the SLO must be kept on several draws of the traffic: each would need its own.
+No model is built if requests share prefixes or adapters, because a sample of requests finds less in the
+caches; nor if the SLO must be kept on several draws of the traffic, because each draw would need a model.
 """
 
 from dataclasses import replace

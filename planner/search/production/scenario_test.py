@@ -32,8 +32,9 @@ TEST_BELOW_FRAC, TEST_ABOVE_FRAC = 0.05, 0.5
 TEST_REQUESTS = 6_000_000
 LEAST_TEST_SCENARIOS = 28
 MOST_TEST_SCENARIOS = 200
-# The second test of a chosen fleet begins this many scenarios after the first, 1,024. No first test of a plan
-# comes so far: together they have at most production_fleet.MOST_TESTS x MOST_TEST_SCENARIOS scenarios, 800.
+# The second test of a chosen fleet begins this many scenarios (1,024) after the first. No first test of a
+# plan comes so far: all first tests have at most production_fleet.MOST_TESTS x MOST_TEST_SCENARIOS scenarios
+# together (800).
 PICKED_LATER = 32 * TEST_BLOCK
 # A test simulates its scenarios in batches, and checks its time between them. A batch has about
 # AT_ONCE_REQUESTS requests, in LEAST_AT_ONCE to MOST_AT_ONCE scenarios.
@@ -87,14 +88,14 @@ class ScenarioTest:
         at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), LEAST_AT_ONCE, MOST_AT_ONCE))
 
         def is_over(kept_count: int, number: int) -> bool:
-            if_rest_kept = self._kept_in(kept_count + most_scenarios - number, most_scenarios)
-            is_hopeless = may_pass and if_rest_kept.decision != "holds"
+            if_others_kept = self._kept_in(kept_count + most_scenarios - number, most_scenarios)
+            is_hopeless = may_pass and if_others_kept.decision != "holds"
             is_decided = self._kept_in(kept_count, number).decision != "open"
             return number >= most_scenarios or is_decided or is_hopeless
 
         while not is_over(len(kept), number := len(missed) + len(kept)) and not self.out_of_time():
-            # A batch is as large as possible without a scenario that turns out to be unnecessary: the test
-            # must go on if all of the batch before are missed, and also if all are kept.
+            # A batch has no scenario that could turn out to be unnecessary. So another one is added only if
+            # the test would go on if all before it in the batch were missed, and also if all were kept.
             batch_size = 1
             while (
                 batch_size < at_once
@@ -111,8 +112,8 @@ class ScenarioTest:
         return kept_in, missed, kept
 
     def decide_picked(self, counts: Counts) -> tuple[ScenarioTest, KeptIn]:
-        """The result for a fleet that is chosen if it passes, after other fleets were tested in the same
-        scenarios; and the test that it is from.
+        """The test and result of a fleet that is chosen if it passes, after other fleets were tested in the
+        same scenarios.
 
         A fleet that keeps too few scenarios may pass a test by chance, and the cheapest of several that pass
         is the likeliest to have done so (the winner's curse). So a fleet that passes is tested once more in
@@ -127,8 +128,8 @@ class ScenarioTest:
     def after_a_loss(self) -> ScenarioTest:
         """The same test, in which a fleet must keep the SLO after the loss of any one worker.
 
-        A fleet with no fewer workers than one that is known to hold in the same scenario, for instance
-        production, is not simulated there (more_workers.py).
+        If production, or another fleet that is known to hold in a scenario, has no more workers than the
+        tested fleet, the tested fleet is not simulated there (more_workers.py).
         """
         oracle = replace(self.oracle, spare_workers=1, infers_kept=True)
         return replace(self, oracle=oracle, is_after_loss=True, refused={})

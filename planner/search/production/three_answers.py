@@ -64,9 +64,10 @@ def plan_production(problem: Problem, paper: FleetSearch) -> Production | None:
 
 
 def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Production:
-    """The production fleet of the trial, with the answers on paper and with a loss. The fleet with a loss is
-    searched within the limits of the trial's problem. Those of `problem`, which may differ where other LLMs
-    share them, are kept by a fleet with a loss that becomes the production fleet.
+    """The production fleet of the trial, with the answers on paper and with a loss.
+
+    The fleet with a loss is searched within the limits of the trial's problem. The limits of `problem` differ
+    if other LLMs share them; only a fleet with a loss that becomes the production fleet must keep these too.
     """
     # If the question itself has losses, production survives them already, and no third fleet is searched.
     searches_with_loss = not problem.oracle.has_losses and not problem.out_of_time()
@@ -152,8 +153,8 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
         first=0,
         out_of_time=problem.out_of_time,
     )
-    # `build_scale_model` returns a problem that needs no model. The scenarios of any other would be drawn at
-    # full size for this count alone, so fewer are counted.
+    # `build_scale_model` returns the problem itself if it is small. The scenarios of a large problem would be
+    # drawn at full size for this count alone, so fewer are counted.
     is_small = build_scale_model(problem, paper.best) is problem
     scenario_count = problem.search_scenarios.count if is_small else test.side_scenarios
     kept_in = test.count_kept(paper.best, scenario_count)
@@ -166,8 +167,8 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
 def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> facts.KeptIn:
     """In how many scenarios the fleet on paper keeps the SLO.
 
-    The scenarios are those in which production was searched. If that was done in a scale model, they are the
-    first ones of the test, because the search's would have to be drawn at full size for this count alone.
+    The scenarios are those in which production was searched. If that was done in a scale model, the first
+    scenarios of the test are used, because those of the search would be drawn at full size for this alone.
     """
     assert problem.search_scenarios is not None
     if trial.searched_problem.oracle.downscale > 1:
@@ -178,12 +179,12 @@ def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTr
 
 
 def _prefer_fleet_with_loss(problem: Problem, trial: FleetTrial, with_loss: Counts | None) -> FleetTrial:
-    """The trial of the fleet with a loss, where that fleet is within the limits of `problem`, costs no more
-    than the production fleet and passes the test; else the given trial.
+    """The trial of the fleet with a loss, if that fleet is within the limits of `problem`, costs no more than
+    the production fleet and passes the test; else the given trial.
 
-    If it costs less, it is reduced to the workers that it needs for the test. If it costs the same, it keeps
-    all workers, since the nodes on which they run are paid for anyway. `retest` and `with_fewest_workers`
-    forget what is known of cheaper fleets (`cheaper`). It is put back, as the fleet costs no more.
+    If the fleet costs less, it is reduced to the workers that it needs for the test. If it costs the same, it
+    keeps all workers, since their nodes are paid for anyway. `retest` and `with_fewest_workers` reset
+    `cheaper`, what is known of cheaper fleets. It is restored, because the fleet costs no more.
     """
     # If the higher of two costs is at most this factor times the lower, they are equal but for rounding.
     same_value_factor = trial.problem.same_value_factor

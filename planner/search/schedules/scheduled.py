@@ -3,10 +3,11 @@
 The solver (solvers/reserved_schedule.py) chose the workers of each window by the rate that one worker
 sustains. Here each LLM's requests are simulated on its workers, which start before their window begins and
 drain after it, on the GPUs that all LLMs share. Where a window of the SLO is missed, firm workers (those that
-are not on spot GPUs) are added in the windows of the schedule that it overlaps, and in the one before as well
-if it is missed again. They are of the type that costs least for the rate that it sustains. Once every window
-keeps the SLO, each added worker that none needs is removed, as far as the time allows. The bill is for the
-GPUs that workers had in the simulation: the cheapest number reserved, on-demand ones above it, and spot GPUs.
+are not on spot GPUs) are added in the windows of the schedule that it overlaps, and if it is missed again
+also in the one before. The added workers are of the type that costs least for the rate that it sustains. Once
+every window keeps the SLO, added workers that no window needs are removed, as far as the time allows. The
+bill is for the GPUs that workers had in the simulation: the cheapest number reserved, on-demand ones above
+it, and spot GPUs.
 
 Indices: c is a worker type of the market (C of them), g a GPU of it (G), t a window of the schedule (T), m an
 LLM, v a window of its SLO.
@@ -154,7 +155,7 @@ def simulate_schedule(
     end_s = demand.rate_rps.shape[1] * demand.window_s
     reserved, bill = _cheapest_bill(market, runs, end_s)
     return SimulatedSchedule(
-        # Its `bound_usd_per_h` is 0: the solver's bound holds for schedules by rates, not for repaired ones.
+        # Its `bound_usd_per_h` is 0: the solver's bound is for schedules by rates, not for repaired ones.
         schedule=buy_gpus(market, demand, firm, schedule.spot_workers),
         slo_windows=tuple(_windows_by_llm(scheduled_llms, first_runs, runs)),
         added_worker_windows=int((firm - schedule.workers).sum()),
@@ -165,7 +166,7 @@ def simulate_schedule(
         spot_usd_per_h=bill[2],
         reserved_gpus=reserved,
         held_gpus=_mean_by_window(demand, _gpus_over_time(market, runs, end_s, is_spot=False)),
-        spot_workers_taken=sum(span.was_taken for each in runs for span in each.run.spans),
+        spot_workers_taken=sum(span.was_taken for llm_run in runs for span in llm_run.run.spans),
         why_missed=why_missed,
     )
 
@@ -174,9 +175,9 @@ def _check_fleets(market: Market, demand: Demand, scheduled_llms: Sequence[Sched
     """Raise InputError for fleets that do not match the workers of the market, and for windows of an SLO that
     are longer than those of the schedule.
     """
-    for each in scheduled_llms:
-        first = next(iter(each.units.values()))
-        for c, unit in each.units.items():
+    for llm in scheduled_llms:
+        first = next(iter(llm.units.values()))
+        for c, unit in llm.units.items():
             worker_type = market.worker_types[c]
             where = f"capacity[{c}] ({worker_type.llm}, {worker_type.name})"
             gpus = sum(pool.count * pool.type.gpus for pool in unit.pools)
@@ -187,15 +188,15 @@ def _check_fleets(market: Market, demand: Demand, scheduled_llms: Sequence[Sched
                 for gpu in {pool.type.gpu.name for pool in unit.pools}:
                     if row_of(gpu) not in worker_type.gpu_counts:
                         raise InputError(f"{where}: its fleet has {row_of(gpu)}, which gpu does not name")
-            # With one kind of GPU the fleet may name another, for which `_pools_of` puts the market's.
+            # With one kind of GPU the fleet may name another GPU; `_pools_of` puts the market's in its place.
             if (unit.llm, unit.policies) != (first.llm, first.policies):
                 raise InputError(
                     f"{where}: its fleet serves {unit.llm.name} with policies of its own; all workers of an "
                     "LLM must serve it alike"
                 )
-        if each.slo.every_s is not None and each.slo.every_s > demand.window_s:
+        if llm.slo.every_s is not None and llm.slo.every_s > demand.window_s:
             raise InputError(
-                f"slo: {each.llm}: every is {each.slo.every_s:g} s, must be at most a window of the schedule "
+                f"slo: {llm.llm}: every is {llm.slo.every_s:g} s, must be at most a window of the schedule "
                 f"({demand.window_s:g} s)"
             )
 
@@ -403,7 +404,7 @@ def _cheapest_bill(
     cost [USD/h].
     """
     reserved, totals = np.zeros(len(market.offers), np.int64), np.zeros(3)
-    firm, spot = (_gpus_over_time(market, runs, end_s, is_spot=each) for each in (False, True))
+    firm, spot = (_gpus_over_time(market, runs, end_s, is_spot=is_spot) for is_spot in (False, True))
     for g, offer in enumerate(market.offers):
         times_s, gpus = firm[g]
         time_shares = np.diff(times_s) / end_s
