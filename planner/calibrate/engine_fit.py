@@ -44,7 +44,7 @@ class EngineFit:
     `slowdown` is c, `admission_s` is a; `front_end_s` is the time of a request in the API server.
 
     If `shares_cores`, `host` of a synchronous engine includes the CPU time of servers, router and clients.
-    `error_frac` is the mean absolute relative error, each level of load predicted by a fit to the others.
+    `error_frac` is the mean absolute relative error; each level of load is predicted by a fit to all others.
     """
 
     version: str

@@ -272,7 +272,7 @@ def add_host_time(latency: StepLatency, engine: MeasuredEngine | None) -> StepLa
 def _predict_run(
     shared: tuple[MeasuredEngine | None, StepLatency], run: MeasuredRun
 ) -> dict[tuple[str, str], float]:
-    """As `predict_run`, with its arguments in the order of `executors.run_items`: what all items share
+    """Like `predict_run`, with its arguments in the order of `executors.run_items`: what all items share
     first.
     """
     engine, latency = shared
@@ -352,7 +352,7 @@ def _targets(run: MeasuredRun) -> list[_MeasuredStatistic]:
 
 def _run_trace(run: MeasuredRun, seed: int) -> Trace:
     """The requests of a run. Lengths and arrivals that were not recorded are drawn with the seed. Raises
-    InputError if nothing is known of the arrivals.
+    InputError if neither arrivals nor a load are known.
     """
     n, rng = run.requests, np.random.default_rng(seed)
     lengths = []

@@ -91,8 +91,8 @@ class PhaseRules:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFleet:
-    """A fleet of one instance, or of a pair, and its goodput: 0 if all that is known of it is that it is
-    below the rate to beat.
+    """A fleet of one instance, or of a pair, and its goodput: 0 if it is below the rate to beat and was not
+    measured further.
     """
 
     fleet: Fleet

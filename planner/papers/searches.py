@@ -382,7 +382,7 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
 
 def _judged_traffic(question: PaperQuestion, rate_rps: float) -> list[Trace]:
     """Poisson traffic at this rate, one trace for each seed, with the lengths of those requests that have
-    more than one output token: TBT is not defined for the others.
+    more than one output token: TBT is not defined for a single token.
     """
     lengths = question.lengths
     has_several_tokens = lengths.output_tokens > 1

@@ -191,7 +191,7 @@ class FleetLimits:
         return float(self.used_by_each(limit, [(worker, count) for worker, count in counts if count]))
 
     def used_by_each(self, limit: FleetLimit, counts: Sequence[tuple[WorkerType, Number]]) -> Number | float:
-        """As `used`, also for n fleets at once, with counts (n,) of each."""
+        """Like `used`, also for n fleets at once, with counts (n,) of each."""
         uses = [(self.use_per_worker(limit, worker), worker, count) for worker, count in counts]
         used = sum(use * count for use, _, count in uses)
         if not self.counts_nodes(limit):

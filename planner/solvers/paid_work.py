@@ -189,8 +189,8 @@ def _least_usd(options: Sequence[Option], lengths: TraceLengths, *, whole: bool,
     """pi (`whole`) or pi' of each pair of prompt and output lengths (U,) [USD]."""
     # Seconds of work x USD/h. The second array of `work_prices`, the prefill's part, is not needed.
     usd_per_h_s, _ = work_prices(options, lengths, whole=whole)
-    # Whether a worker can hold the request is judged by its whole lengths, because cached tokens take room in
-    # a KV cache too.
+    # Whether a worker can hold the request is judged by its whole lengths, because cached tokens are stored
+    # in the KV cache too.
     is_served = np.isfinite(usd_per_h_s)
     if is_cached:
         one_token = replace(lengths, input_tokens=np.ones(len(is_served)))

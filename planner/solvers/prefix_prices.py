@@ -17,9 +17,9 @@ a bound above the guess refutes it. The guess is found by bisection, and mu by s
 (`PrefixPrices.load_bound`).
 
 Search: the duals of the linear program that routes requests to a placement are prices pi_r of replicas. One
-replica is filled anew for the prices at which the others would serve, mu_u = min_r' pi_r' c_ur' / pi_r. Those
-fillings that gain most at these prices are routed, and this is repeated until none gains. Then up to
-MOST_EMPTIED replicas are emptied and filled one by one, and the search goes on from there
+replica is filled anew for the prices at which the other replicas would serve, mu_u = min_r' pi_r' c_ur' /
+pi_r. The fillings that gain most at these prices are routed, and this is repeated until none gains. Then up
+to MOST_EMPTIED replicas are emptied and filled one by one, and the search goes on from there
 (`PrefixPrices.search_placements`).
 """
 

@@ -165,7 +165,7 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
         prefilled_requests += requests - allowed_above(of_class.prefill_frac, requests)
         whole_requests += requests - allowed_above(of_class.whole_frac, requests)
         all_deadlines.append(of_class)
-    if trace.after.size:  # A late request delays its whole session, whatever the class of the others.
+    if trace.after.size:  # A late request delays its whole session, with requests of any class.
         prefilled_requests = whole_requests = 0
     return Deadlines(
         window_s=deadlines.window_s,

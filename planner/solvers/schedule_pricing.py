@@ -202,9 +202,9 @@ class WindowsModel:
     def prices(self, duals: Floats) -> SchedulePrices:
         """Prices from the dual values of the program of all windows.
 
-        If the windows' prices of a reserved GPU do not sum up to its cost, the rest is spread evenly over the
-        windows. `present` is kept between 0 and the cost of a start. The program of a part has no rows for
-        starts at its free ends, and its optimum is a bound only at such prices.
+        If the windows' prices of a reserved GPU do not sum up to its cost, the difference is spread evenly
+        over the windows. `present` is kept between 0 and the cost of a start. The program of a part has no
+        rows for starts at its free ends, and its optimum is a bound only at such prices.
         """
         ends = np.cumsum([len(rows) for rows in self.rows])
         duals_by_window = np.split(duals[: ends[-1]], ends[:-1])

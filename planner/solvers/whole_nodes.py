@@ -58,17 +58,17 @@ def node_of(gpu: Gpu) -> PricedNode | None:
 def enough_for(
     limit: FleetLimit, used: float, workers: Iterable[tuple[WorkerType, int]], owned: int
 ) -> float:
-    """The amount that a limit must have for these workers, which use `used` of it; of its stock so many GPUs
-    are `owned`.
+    """The amount that a limit must have for these workers, which use `used` of it. If it is a limit on stock,
+    `owned` is how many of the stock's GPUs are owned.
 
-    The stock of a GPU that is sold by whole nodes is the owned ones and whole nodes to rent. With a part of a
-    node in stock its GPUs would be sold singly (`PlanQuestion.priced_gpus`), which would be another question.
+    A stock of GPUs that are sold by whole nodes has owned GPUs and whole nodes to rent. With a part of a node
+    in stock, GPUs would be sold singly (`PlanQuestion.priced_gpus`), which would be another question.
     """
-    on = [(each.gpu, each.gpus * n) for each, n in workers if limit in _stocks_of(each.gpu)]
-    node_gpus = max((node.gpus for gpu, _ in on if (node := node_of(gpu)) is not None), default=None)
+    in_stock = [(worker.gpu, worker.gpus * n) for worker, n in workers if limit in _stocks_of(worker.gpu)]
+    node_gpus = max((node.gpus for gpu, _ in in_stock if (node := node_of(gpu)) is not None), default=None)
     if node_gpus is None:
         return used
-    rented = used - sum(gpus for gpu, gpus in on if market_of(gpu.name) == OWNED)
+    rented = used - sum(gpus for gpu, gpus in in_stock if market_of(gpu.name) == OWNED)
     return owned + node_gpus * math.ceil(rented / node_gpus - ROUNDING)
 
 
@@ -92,9 +92,9 @@ def packing_rows(node_gpus: int, sizes: tuple[int, ...]) -> tuple[tuple[npt.NDAr
     """What nodes of `node_gpus` GPUs hold of workers of these sizes [GPUs], as rows (w, k): with n_g workers
     of g GPUs, sum_g w[g] n_g <= k * nodes. w is indexed by the size. The first row counts GPUs.
 
-    Each size s gives two more where some size does not fill a node (Martello and Toth 1990, bound L2). A
-    worker of more than half a node takes a node, less what is left beside it for workers of s to half a node,
-    which share that and further nodes; one row counts in GPUs, the other in workers of s GPUs.
+    Each size s gives two more rows if some size does not fill a node (Martello and Toth 1990, bound L2). A
+    worker of more than half a node takes its node, less the GPUs beside it that workers of s GPUs to half a
+    node can use. One row counts in GPUs, the other in workers of s GPUs.
     """
     all_gpus = np.arange(max(sizes, default=0) + 1)
     rows = [(all_gpus, node_gpus)]
@@ -115,9 +115,9 @@ def fewest_nodes(
     """How many nodes of `node_gpus` GPUs hold workers, which are given as (GPUs of one, how many). For many
     fleets at once both may be arrays (n,); then `sizes` are all sizes of workers [GPUs].
 
-    Two workers of 3 GPUs fill a node of 8, though it has two GPUs more, and none of them fits beside one of
-    6. The number is the least that keeps `packing_rows`. It is exact for one size and for sizes that divide
-    the node. On nodes of 8 GPUs, 1 in 670 random fleets of up to three sizes needs a node more.
+    Workers do not always use all GPUs of their nodes: a node of 8 has two workers of 3 GPUs, or one of 6. The
+    number is the least that keeps `packing_rows`. It is exact for one size and for sizes that divide the
+    node. On nodes of 8 GPUs, 1 in 670 random fleets of up to three sizes needs a node more.
     """
     known_sizes = sorted({int(gpus) for gpus, _ in workers}) if sizes is None else sizes
     nodes: Any = -(-sum(gpus * number for gpus, number in workers) // node_gpus)  # The first row.
@@ -145,7 +145,7 @@ def _by_kind(
 
 
 def _idle_of_kind(alike: Sequence[tuple[PricedNode, int, Number]]) -> Number | float:
-    """As `idle_gpus`, for pools on one kind of node."""
+    """Like `idle_gpus`, for pools on one kind of node."""
     node_gpus, used = alike[0][0].gpus, sum(gpus * workers for _, gpus, workers in alike)
     return fewest_nodes(node_gpus, [(gpus, workers) for _, gpus, workers in alike]) * node_gpus - used
 
@@ -163,7 +163,7 @@ def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Nu
             continue
         dearest: Any = 0.0
         for node, _, workers in sorted(alike, key=lambda pool: pool[0].gpu_usd_per_h):
-            # A kind of GPU counts where workers of it stand; of several the last is the dearest.
+            # Pools are in the order of their prices, so the last one that has workers is the dearest.
             dearest = np.where(workers > 0, node.gpu_usd_per_h, dearest)
             idle_usd = np.where(workers > 0, node.idle_usd_per_h, idle_usd)
         total = total + idle * idle_usd

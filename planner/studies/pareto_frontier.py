@@ -485,7 +485,7 @@ def frontier_document(frontier: Frontier) -> dict[str, Any]:
                 "level0_exhausted": step.is_exhausted,
                 "is_asked": frontier.question_limit is not None
                 and step == frontier.best_at(frontier.question_limit),
-                "answers": [answer_document(each) for each in step.answers],
+                "answers": [answer_document(answer) for answer in step.answers],
             }
             for step in frontier.steps
         ],

@@ -130,7 +130,7 @@ def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
 
     A question without safety has neither answer, and then no such cells.
     """
-    answers = {each["name"]: each for each in step["answers"]}
+    answers = {answer["name"]: answer for answer in step["answers"]}
     if not {"on-paper", "production"} <= answers.keys():
         return {}
     paper, production = answers["on-paper"], answers["production"]

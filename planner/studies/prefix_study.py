@@ -102,7 +102,7 @@ def prefix_document(study: PrefixStudy) -> dict[str, Any]:
             "gpus_saved": (pool.count - placed.workers_needed) * pool.type.gpus,
         }
         answer["simulated"] = {
-            each.plan.pool.name: prefix_values.simulated_hits(each) for each in placed.simulated
+            prefixes.plan.pool.name: prefix_values.simulated_hits(prefixes) for prefixes in placed.simulated
         }
     return answer
 

@@ -156,7 +156,8 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     scratch_count = {option.name: count for option, count in scratch.search_result.best}
     n_scratch = np.array([scratch_count.get(name, 0) for name in names])  # The plan from scratch.
     # The test of that plan's fleet; None with `safety: none`.
-    scratch_kept_in = next((each.kept_in for each in scratch.answers if each.name == "production"), None)
+    in_production = (answer for answer in scratch.answers if answer.name == "production")
+    scratch_kept_in = next((answer.kept_in for answer in in_production), None)
     # The running fleet was not chosen for passing the test, so one test is enough (`_ReplanModel.holds`).
     running_holds = (
         gone_workers == 0 and bool(model.is_within_limits(n0)) and model.holds(n0, is_picked=False)
@@ -222,7 +223,7 @@ class _ReplanModel:
 
     `n0` are the running workers, without the `gone_workers` whose GPUs are no longer in stock. `uses`
     (limits, J) is what one worker takes of each limit, `amounts` (limits,) what there is. Methods for costs
-    and limits take one count vector (J,) or many (V, J), the others one.
+    and limits take one count vector (J,) or many (V, J), all other methods one.
     """
 
     universe: Sequence[Option]
@@ -357,7 +358,7 @@ def _find_cheaper(
             is_left = model.horizon_usd(vectors) < best_usd * (1 - ROUNDING)
         else:
             is_left = ~(vectors <= candidate).all(axis=1)
-            assumed += int((~is_left).sum()) - 1  # The candidate was simulated, the others were not.
+            assumed += int((~is_left).sum()) - 1  # Only the candidate was simulated.
         vectors, capacity = vectors[is_left], capacity[is_left]
     return best, assumed, not len(vectors) and not lacks_options
 
@@ -382,7 +383,7 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
     gone_pools: list[Pool] = []
     for pool in current.running_pools:
         name = pool.type.gpu.name
-        if (gpu := next((gpus[each] for each in _gpu_names(name) if each in gpus), None)) is None:
+        if (gpu := next((gpus[known] for known in _gpu_names(name) if known in gpus), None)) is None:
             gone_pools.append(pool)
         else:
             moved = replace(pool.type, gpu=gpu)
@@ -565,7 +566,7 @@ def replan_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
             }
             for k, line in enumerate(answer.verdict.lines)
         ],
-        "answers": [answer_document(each) for each in answer.scratch.answers],
+        "answers": [answer_document(scratch_answer) for scratch_answer in answer.scratch.answers],
         "searched_over": list(answer.options),
         "is_exhausted": answer.is_exhausted,
         "left_out_by_a_larger_one": answer.assumed,

@@ -71,7 +71,7 @@ def simulate_routers(
             not_simulated.append(name)
         else:
             rows.append(_under_router_fact(name, routed, judged, plan))
-    if missed := tuple(each for each in rows if not each.keeps):
+    if missed := tuple(row for row in rows if not row.keeps):
         warnings.append(facts.RoutersMiss(missed))
     if not_simulated:
         warnings.append(facts.NotSimulated(("routers",)))
@@ -124,7 +124,7 @@ def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
     `planned_for` answers the same question for the router of one target; it is called once for targets whose
     routers and possible fleets are alike.
     """
-    keeping = {each.target for each in plan.certificate.routers if each.keeps}
+    keeping = {row.target for row in plan.certificate.routers if row.keeps}
     # Targets are alike if they have the same routers and run the same kinds of fleets: only workers of one
     # kind (ONE_KIND), only pairs of prefill and decode workers (ONLY_PAIRS), only one pool (ONE_POOL).
     alike: dict[object, list[str]] = {}

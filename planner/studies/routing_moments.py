@@ -263,7 +263,7 @@ def _role_sentence(role: str, moments: Sequence[RoutingMoment]) -> str:
     worst = max(range(len(moments)), key=excess_frac.__getitem__)
     unproved = sum(not (moment.best.is_fewest and moment.best.is_least) for moment in moments)
     parts = [
-        f"{role}: at {moments_text} with requests {np.mean([each.used for each in moments]):.1f} of "
+        f"{role}: at {moments_text} with requests {np.mean([moment.used for moment in moments]):.1f} of "
         f"{moments[0].workers} workers were in use on average"
     ]
     if within_limits:

@@ -29,7 +29,7 @@ def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Pla
 
     Each class has an equal part of the work that a plan may take, so equal questions get equal answers. This
     is cheap: two classes of an 8B LLM on two GPU types took half the CPU time of the plan (0.3 and 0.7 s
-    on paper, 1.4 and 2.8 s for production; 2026-11-25), as no orders of the queue are tried.
+    on paper, 1.4 and 2.8 s for production; 2026-11-25), because no orders of the queue are compared.
     """
     parts = list(_classes_alone(task, plan.trace))
     if len(parts) < 2 or task.objective == "throughput":

@@ -107,7 +107,7 @@ class TierStudy:
 
     @property
     def without(self) -> TierAnswer:
-        """The answer without KV tiers, which `search_sizes` asks for first."""
+        """The answer without KV tiers, which is the first that `search_sizes` computes."""
         return self.answers[0]
 
 
@@ -192,7 +192,7 @@ def _refuse_beside_tiers(task: PlanQuestion, llm: Llm) -> None:
     check_can_offload(llm, "KV tiers")
     for where, is_set in (
         ("fleet: pp", any(stages > 1 for stages in task.stages)),
-        ("engine: speculative", any(each is not None for each in task.speculations)),
+        ("engine: speculative", any(drafts is not None for drafts in task.speculations)),
         ("lora", task.lora is not None),
     ):
         if is_set:

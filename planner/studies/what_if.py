@@ -165,8 +165,8 @@ class Study:
         """
         traces = {
             id(trace): trace
-            for each in self._requests_by_task.values()
-            for trace in (each.requests, *each.further)
+            for request in self._requests_by_task.values()
+            for trace in (request.requests, *request.further)
         }
         return sum(map(len, traces.values()))
 
@@ -209,7 +209,7 @@ class Study:
             return self._answer(task, start)
 
     def _answer(self, task: PlanQuestion, start: Sequence[Fleet]) -> StudyAnswer:
-        """As `answer`, without a limit on the clock."""
+        """Like `answer`, without a limit on the clock."""
         problem, search_result = best_of(search_policies(self.problem_of(task), start))
         answers: tuple[Answered, ...] = ()
         is_passed = True
@@ -606,7 +606,7 @@ def study_document(answer: StudyAnswer) -> dict[str, Any]:
         ],
         "requests": len(trace),
         "rate_rps": trace.rate_rps,
-        "answers": [answer_document(each) for each in answer.answers],
+        "answers": [answer_document(one_answer) for one_answer in answer.answers],
     }
 
 

@@ -172,7 +172,8 @@ def _cheapest_mixed(
         for option in ordered
         if option.name in search.least_holding and search.least_holding[option.name] <= most[option.name]
     ]
-    if len(best) == 1 and best[0][0] in options:  # The plan is such a pool itself.
+    is_own_type = all(option in options for option, _ in best)
+    if len(best) == 1 and is_own_type:  # The plan is such a pool itself.
         counts, ceiling = best, value
     elif known_to_hold and not has_stopped():
         first = known_to_hold[0]

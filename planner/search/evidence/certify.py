@@ -451,7 +451,7 @@ def _simulate_further(
         drawn.append(
             draws.simulate_histories(problem, counts, inputs.seed, lambda: clock.allows(draws.MORE_DRAWS))
         )
-    repeats = tuple(each for each in drawn if each is not None)
+    repeats = tuple(runs for runs in drawn if runs is not None)
     return _FurtherResults(
         neighbours=neighbours,
         binding_limits=binding_limits,
@@ -513,7 +513,7 @@ def _certificate_of(
     `limit_prices` are the shadow prices of the limits.
     """
     problem, fleet_search = best_of(searched)
-    searches = [each.level0.search for _, each in searched]
+    searches = [result.level0.search for _, result in searched]
     # The cheapest fleet of level 0 under any of the policies that were searched.
     cheapest_level0 = min(searches, key=lambda search: search.value)
     is_exhausted = all(search.is_exhausted for search in searches)

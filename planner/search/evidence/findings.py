@@ -644,7 +644,7 @@ def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) ->
         late_s = values_s[values_s > limit.limit_s]
         if len(late_s):
             late.append(facts.LateRequests(limit, len(late_s) / measured_requests, float(late_s.max())))
-    late.sort(key=lambda each: -each.late_frac)
+    late.sort(key=lambda requests: -requests.late_frac)
     return (facts.FewKeepAll(share, tuple(late)),)
 
 

@@ -56,7 +56,7 @@ class DesignQuery(Protocol):
         """Find the answer. Several queries may do so at the same time, so this changes only the query."""
 
     def record_answer(self) -> None:
-        """Put the answer where the search looks for it. Queries do so one after another."""
+        """Store the answer in the design and the search. Queries do so one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class DesignTerms:
 
 
 class DesignPool:
-    """One option, and what is known of the least count that suffices beside a perfect partner.
+    """One option, with bounds on the least count that suffices beside a perfect partner (`learned`).
 
-    `alone` simulates the pool by itself, beside a perfect partner; what it says of a pair rests on the
+    `alone` simulates the pool by itself, beside a perfect partner. That its failure refutes pairs is the
     pruning rule `assumption`. `alone` is None where no such simulation exists.
     """
 

@@ -23,8 +23,8 @@ from planner.solvers.whole_nodes import PricedNode, fewest_nodes, node_of
 # The first four numbers bound time and memory, and are set by hand.
 MOST_CANDIDATES = 4_000  # At most this many fleets are listed.
 BATCH_COMBINATIONS = 2_000  # This many combinations of options are filled at once.
-MOST_SUBSETS = 20_000  # At most this many combinations are made and looked at in one array: a few MB.
-MOST_COUNTS = 12  # At most this many counts of an option are combined with those of the others.
+MOST_SUBSETS = 20_000  # One array has at most this many combinations: a few MB.
+MOST_COUNTS = 12  # At most this many counts of an option are combined with counts of other options.
 NONE = -1  # Stands for the role, the drafts and the kind of the filler option, which has none.
 
 Ints = npt.NDArray[np.int64]
@@ -136,7 +136,7 @@ class _OptionArrays:
         self.roles = np.array([*(get_args(Role).index(option.role) for option in options), NONE])
         drafts = [drafter_with_cache(option.type) for option in options]
         distinct = [*dict.fromkeys(drafts)]
-        self.drafts = np.array([*(distinct.index(each) for each in drafts), NONE])
+        self.drafts = np.array([*(distinct.index(drafter) for drafter in drafts), NONE])
         self.rows = [
             (
                 amount * (1 + ROUNDING),
@@ -175,23 +175,23 @@ class _OptionArrays:
             most = np.where(option < filler, self._most_workers(option, spent, unused), 0.0)
             has_room = ((most >= 1) & np.isfinite(most)) | (option == filler)
             combination_of, chosen, counts, spent, option, most = (
-                each[has_room] for each in (combination_of, chosen, counts, spent, option, most)
+                rows[has_room] for rows in (combination_of, chosen, counts, spent, option, most)
             )
-            unused = [each[has_room] for each in unused]
+            unused = [amounts[has_room] for amounts in unused]
             if k == chosen.shape[1] - 1:
                 counts = np.column_stack([counts, most])
                 break
             # Row r is repeated once for each of its counts n.
             ranges = [_spread_counts(int(n)) for n in most.tolist()]
-            repeats = np.array([len(each) for each in ranges], dtype=np.int64)
+            repeats = np.array([len(row_counts) for row_counts in ranges], dtype=np.int64)
             n = np.array([*itertools.chain.from_iterable(ranges)], dtype=float)
             combination_of, chosen, counts, spent, option = (
-                np.repeat(each, repeats, axis=0) for each in (combination_of, chosen, counts, spent, option)
+                np.repeat(rows, repeats, axis=0) for rows in (combination_of, chosen, counts, spent, option)
             )
             counts, spent = np.column_stack([counts, n]), spent + n * self.objective[option]
             unused = [
-                np.repeat(each, repeats) - n * use[option]
-                for each, (_, use) in zip(unused, self.rows, strict=True)
+                np.repeat(amounts, repeats) - n * use[option]
+                for amounts, (_, use) in zip(unused, self.rows, strict=True)
             ]
         return self._on_whole_nodes(combination_of, chosen, counts)
 

@@ -185,7 +185,9 @@ def search_level0(
     if counts_cheaper:
         note_cheaper(space.mixed, pairs, problem.oracle.verdicts, search)
     # Without pairs, options to prefill or to decode can be used in no fleet.
-    options = space.options if pairs else tuple(each for each in space.options if each.role == "mixed")
+    options = space.options
+    if not pairs:
+        options = tuple(option for option in options if option.role == "mixed")
     if problem.task.deploy in ONE_KIND and search.best is not None:
         # The target deploys either mixed pools or prefill and decode pools. So the search for fleets of
         # several types may only use options of the kind that is best here.

@@ -175,7 +175,7 @@ def search_one_pool(
     bounded_options: Sequence[BoundedOption], holds: Holds, search: Search, out_of_time: Callable[[], bool]
 ) -> None:
     """Search the cheapest fleet of one mixed option; the answer is in `search`. Options are simulated in the
-    given order: if a good one comes first, the others are ruled out with few simulations.
+    given order: if a good one comes first, the other options are ruled out with few simulations.
     """
     for wave in _waves(bounded_options):
         if out_of_time():
@@ -281,7 +281,7 @@ def reason_by_bounds(bounded: BoundedOption, value: float) -> Reason:
 
 
 def _waves(items: Sequence[Item]) -> list[list[Item]]:
-    """The items in groups that run in parallel: two, which give the others an incumbent, then WAVE each."""
+    """The items in groups that run in parallel: first two, to find an incumbent, then WAVE at a time."""
     waves = [list(items[:2])]
     waves += [list(items[i : i + WAVE]) for i in range(2, len(items), WAVE)]
     return [wave for wave in waves if wave]

@@ -153,8 +153,8 @@ def _out_of_reach(problem: Problem, misses: list[NearFleet]) -> InfeasibleError:
     relaxed_s = {
         line.limit.name: rounded_up(line.deciding_s) for line in missed if math.isfinite(line.deciding_s)
     }
-    # Whether the nearest fleet keeps the SLO with these limits in place of those that it misses. A fleet
-    # beyond the question's other limits is no way out, nor are looser limits if the attainment alone is
+    # Whether the nearest fleet keeps the SLO with these limits in place of those that it misses. A fleet that
+    # exceeds the question's other limits does not help, nor do looser limits if only the attainment is
     # missed.
     is_kept = (
         bool(allowed and missed)
@@ -163,7 +163,7 @@ def _out_of_reach(problem: Problem, misses: list[NearFleet]) -> InfeasibleError:
     )
     enough = " and ".join(f"{name} to {show_s(limit_s)}" for name, limit_s in relaxed_s.items())
     help_ = f"relax {enough}, with which a fleet was found" if is_kept else "relax the SLO"
-    fleets = len({each.counts for each in misses})
+    fleets = len({near.counts for near in misses})
     return InfeasibleError(
         f"latency: no fleet was found that keeps {slo_text}: {fleets} with up to two workers for each agent "
         f"were simulated, and the nearest, {fleet_text}, has {attained_text}. More workers do not "

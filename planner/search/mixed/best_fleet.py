@@ -209,7 +209,7 @@ def find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: bo
 
 
 def _find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
-    """As `find_fleet_quickly`, within the limits of this problem."""
+    """Like `find_fleet_quickly`, within the limits of this problem."""
     level0 = search_level0(problem, start, walks=False, counts_cheaper=False)
     start_counts = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
     if is_mixed:

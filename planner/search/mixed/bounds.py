@@ -20,7 +20,7 @@ from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 from planner.traffic.workload import to_classes
 
 # All three are set by hand.
-BOUND_TIME_FRAC = 0.25  # The bound may take this share of the time that is left: the search needs the rest.
+BOUND_TIME_FRAC = 0.25  # The bound may take this share of the time that is left, so that the search has some.
 SHADOW_S = 20.0  # The time limit for the shadow prices of all limits together.
 SOLVER_FRAC = 1e-6  # Rounding errors of the solver may put the bound above a fleet's value by this share.
 

@@ -51,8 +51,8 @@ class _KeptLimits:
 def find_least_limits(
     problem: Problem, floors: Sequence[Floor], *, together: bool = True
 ) -> list[list[Change]]:
-    """Changes of the limits of `floors` with which level 0 has a fleet. Each entry is one way out, which
-    takes all of its changes. Empty if none was found in time.
+    """Changes of the limits of `floors` with which level 0 has a fleet. Each entry is one solution, which
+    needs all of its changes. Empty if none was found in time.
 
     If idle workers keep all limits, the limits are relaxed one at a time, each in an entry of its own. If no
     single one is enough, or if idle workers miss some limit, then with `together` the limits of `floors` are
@@ -65,13 +65,13 @@ def find_least_limits(
     if ways or not together:
         return ways
     joint_floors = dict.fromkeys((tuple(floors), tuple(all_floors(problem))))
-    joint_ways = (_least_way(problem, each) for each in joint_floors if [*each] not in alone)
+    joint_ways = (_least_way(problem, joint) for joint in joint_floors if [*joint] not in alone)
     return next(([way] for way in joint_ways if way), [])
 
 
 def find_attained_limits(problem: Problem) -> list[list[Change]]:
-    """As `find_least_limits`, after a search that has used up its time: the limits that the largest fleets of
-    a few worker types attain, not lowered any further.
+    """Like `find_least_limits`, after a search that has used up its time: the limits that the largest fleets
+    of a few worker types attain, not lowered any further.
     """
     floors = least_floors(problem)
     attained_s = in_time(lambda: _attained_s(problem, floors), {})
@@ -209,7 +209,8 @@ def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
         # What `count` workers attain depends on the settings of a router that follows prefixes, so fitted
         # settings are simulated too.
         cached = [policies for policies in choices if policies.prefix_cache]
-        choices = (*choices, *(fit_router(with_policies(problem, each).oracle, fleet) for each in cached))
+        fitted = (fit_router(with_policies(problem, policies).oracle, fleet) for policies in cached)
+        choices = (*choices, *fitted)
         for policies in choices:
             oracle = with_policies(lifted, policies).oracle
             _, verdict = oracle.simulate_and_judge(

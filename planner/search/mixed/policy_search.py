@@ -183,8 +183,8 @@ def _race_within_limits(
     effort = float(sum(each.oracle.effort() for each, _ in failures))
     for chosen, failure in failures:
         wider = [counts for fleet in failure.wider if (counts := counts_of(fleet, options))]
-        near = [*start_counts, *(each for counts in wider for each in _cut_to_limits(problem, counts))]
-        near = list(dict.fromkeys(near))
+        cut = (fleet for counts in wider for fleet in _cut_to_limits(problem, counts))
+        near = list(dict.fromkeys((*start_counts, *cut)))
         raced, _, spent_effort = race_near(chosen, near, chosen.task.policies.raced_changes, effort)
         effort -= spent_effort
         gains = cheapest_first(raced)
@@ -218,7 +218,7 @@ def _no_fleet_error(problem: Problem, errors: Sequence[InfeasibleError]) -> Infe
     """The error where no choice of policies has a fleet. It is proved if a bound says so of all policies, or
     if the search with each choice proves it and no other policy was merely raced.
     """
-    first = next((each for each in errors if not each.is_proved), errors[0])
+    first = next((error for error in errors if not error.is_proved), errors[0])
     if not (first.is_proved and problem.task.policies.raced_changes) or problem.lower is None:
         return first
     return InfeasibleError(
@@ -301,7 +301,7 @@ class RacedPolicy:
 
 def cheapest_first(raced: Iterable[RacedPolicy]) -> list[RacedPolicy]:
     """The raced policies with which some fleet holds, the one with the cheapest fleet first."""
-    return sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
+    return sorted((policy for policy in raced if policy.best is not None), key=lambda policy: policy.value)
 
 
 def race_policies(
@@ -319,11 +319,11 @@ def race_policies(
         chosen, best = best_of(answers)
         raced, without_effort, spent_effort = race_near_best(chosen, best.best, best.level0, changes, effort)
         effort -= spent_effort
-        for each in raced:
-            if not each.is_simulated:
-                not_simulated.append(label_of(chosen, each.policies))
-            elif each.best is None:
-                saves_nothing.append(label_of(chosen, each.policies))
+        for raced_policy in raced:
+            if not raced_policy.is_simulated:
+                not_simulated.append(label_of(chosen, raced_policy.policies))
+            elif raced_policy.best is None:
+                saves_nothing.append(label_of(chosen, raced_policy.policies))
         not_simulated += [label_of(chosen, policies) for policies in without_effort]
         gains = cheapest_first(raced)
         gain_facts += gains_of(chosen, best.best, gains)
@@ -340,7 +340,8 @@ def race_policies(
             break
         answers.append((with_winner, search_result))
         # The winner sets the policy of one axis, such as the queue. The next round changes all other axes.
-        changes = [each.change for each in raced if each.change.axis != gains[0].change.axis]
+        raced_changes = [raced_policy.change for raced_policy in raced]
+        changes = [change for change in raced_changes if change.axis != gains[0].change.axis]
         if problem.out_of_time() or not changes:
             break
     chosen, best = best_of(answers)
@@ -398,7 +399,7 @@ def race_near(
         if change.row is not None and change.row.counts_tenants and not has_tenants:
             continue
         policies = problem.task.changed_policies(own, change)
-        if policies is not None and not all(_changes_nothing(policies, own, each) for each in fleets):
+        if policies is not None and not all(_changes_nothing(policies, own, fleet) for fleet in fleets):
             candidates.setdefault(policies, change)
     waiting, spent_effort = list(candidates.items()), 0.0
     raced: list[RacedPolicy] = []
@@ -467,8 +468,9 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
         if has_whole_pairs(option for option, _ in fewer) and objective_of(fewer) < value * (1 - ROUNDING):
             candidates.append(fewer)
     if len(best) == 1:
-        others = [each for each in level0.with_role(best[0][0].role) if each.option != best[0][0]]
-        others.sort(key=lambda each: (each.likely * each.option.objective, each.option.name))
+        ((own_option, _),) = best
+        others = [other for other in level0.with_role(own_option.role) if other.option != own_option]
+        others.sort(key=lambda other: (other.likely * other.option.objective, other.option.name))
         for other in others[:NEAR_TYPES]:
             most = min(largest_below(other.option, value), other.most)
             if max(other.least, 1) <= most < math.inf:
@@ -491,9 +493,9 @@ def gains_of(
 
     value = value_of(best)
     return [
-        facts.PolicyGains(label_of(problem, each.policies), raced_value, value - raced_value, unit, answer)
-        for each in gains
-        if each.best is not None and (raced_value := value_of(each.best)) < value
+        facts.PolicyGains(label_of(problem, gain.policies), raced_value, value - raced_value, unit, answer)
+        for gain in gains
+        if gain.best is not None and (raced_value := value_of(gain.best)) < value
     ]
 
 

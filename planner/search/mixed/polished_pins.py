@@ -112,7 +112,7 @@ def _polish_finds_better(problem: Problem, pools: Sequence[Pool]) -> bool:
     assert pinning is not None
     if pinning.uses_polished(pools):
         return False
-    return any(each.is_better for each in polish_placements(problem, pools).values())
+    return any(pins.is_better for pins in polish_placements(problem, pools).values())
 
 
 def _nearness_to_missing(oracle: Oracle, counts: Counts) -> tuple[float, float]:

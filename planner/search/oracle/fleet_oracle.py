@@ -195,7 +195,7 @@ class Oracle:
     """Answers whether fleets hold: a fleet holds if its simulation on `trace` keeps `slo`.
 
     With `draws` it must keep the SLO on each of them too, and in all but `may_miss` of `scenarios`.
-    `verdicts` holds whether each fleet held that was simulated so far, by the names and counts of its
+    `verdicts` has, for each fleet that was simulated so far, whether it holds, by the names and counts of its
     options. Simulations run in this process or in others (simulation_queries.py).
 
     `step_time_sigmas`: step times of (prefills, decodes) lie this many standard deviations of their spread
@@ -346,7 +346,8 @@ class Oracle:
             return False
         if any(oracle._is_known_to_fail(counts) for oracle in written):
             return False
-        if objective_of(counts) < self.doubted_below and not all(each._survives(counts) for each in written):
+        is_doubted = objective_of(counts) < self.doubted_below
+        if is_doubted and not all(oracle._survives(counts) for oracle in written):
             return False
         return self._keeps_enough(counts) and all(oracle._survives(counts) for oracle in written)
 

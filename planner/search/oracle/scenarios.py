@@ -93,8 +93,8 @@ class Scenarios:
     spread evenly over the first `count` scenarios, and over each TEST_BLOCK after them. Only 1 / `downscale`
     of the requests are drawn, as if there were fewer users by that factor (production/scale_model.py).
 
-    The first `count` scenarios stay in memory, and others up to KEPT_REQUESTS; the rest are drawn again at
-    each access.
+    The first `count` scenarios stay in memory, and further ones up to KEPT_REQUESTS; all others are drawn
+    again at each access.
     """
 
     task: PlanQuestion

@@ -151,7 +151,7 @@ class QueryRunner:
         self._simulations: TraceSimulations | None = None
 
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
-        """As `TraceSimulations.answer`, in this process or in a worker process."""
+        """Like `TraceSimulations.answer`, in this process or in a worker process."""
         if (crew := current_crew()) is None:
             with current_slot():
                 return self._own_simulations().answer(query)
@@ -160,7 +160,7 @@ class QueryRunner:
         return bool(holds), int(seen)
 
     def judge_whole(self, query: SimulationQuery) -> Verdict:
-        """As the function `judge_whole`, in this process or in a worker process."""
+        """Like the function `judge_whole`, in this process or in a worker process."""
         if (crew := current_crew()) is None:
             with current_slot():
                 return judge_whole(_trace_of(self._traffic), query)
@@ -225,7 +225,7 @@ def _draw_in_worker(scenarios: Scenarios, number: int) -> Trace:
 
 
 def _judge_in_worker(trace: Trace, query: SimulationQuery) -> Verdict:
-    """As `judge_whole`, run in a worker process."""
+    """Like `judge_whole`, run in a worker process."""
     return judge_whole(make_writable(trace), query)
 
 
@@ -234,7 +234,7 @@ _simulations: dict[str, TraceSimulations] = {}
 
 
 def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:
-    """As `TraceSimulations.answer`, run in a worker process: `item` is the traffic's name, the query, and
+    """Like `TraceSimulations.answer`, run in a worker process: `item` is the traffic's name, the query, and
     `reused`.
     """
     name, query, reused = item
@@ -254,7 +254,7 @@ def make_writable(trace: Trace) -> Trace:
     """The trace with copies of its read-only arrays: the object store of a cluster returns such arrays. For
     Numba a read-only array has another type, for which it would compile all functions again.
     """
-    columns = {each.name: getattr(trace, each.name) for each in fields(trace)}
+    columns = {column.name: getattr(trace, column.name) for column in fields(trace)}
     copies: dict[str, Any] = {
         name: column.copy()
         for name, column in columns.items()

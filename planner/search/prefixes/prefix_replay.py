@@ -168,7 +168,7 @@ def _first_uses(
     the starts of the prompts in `ids`.
     """
     pinned_ids = {prefix.block_ids for prefix in pinned}
-    lengths = sorted({len(each) for each in pinned_ids})
+    lengths = sorted({len(block_ids) for block_ids in pinned_ids})
     spans = []
     for first, end in itertools.pairwise(offsets):
         if not pinned_ids:

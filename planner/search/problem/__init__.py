@@ -1,1 +1,1 @@
-"""What one search is of: worker types, limits, prices, and what is known of the traffic before it begins."""
+"""The problem that a search solves: worker types, limits, prices, and figures of the traffic."""

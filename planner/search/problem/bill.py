@@ -59,7 +59,7 @@ class Bill:
     @property
     def idle_gpus(self) -> int:
         """GPUs that are paid and hold no worker."""
-        return sum(each.idle_gpus for each in self.nodes)
+        return sum(nodes.idle_gpus for nodes in self.nodes)
 
 
 def bill_fleet(
@@ -74,7 +74,7 @@ def bill_fleet(
     for node in placement.nodes if placement else ():
         placed[node.kind] = placed.get(node.kind, 0) + 1
     nodes = _nodes_sold_whole(workers, placed)
-    rent_usd_per_h = sum(each.usd_per_h for each in nodes)
+    rent_usd_per_h = sum(nodes_of_kind.usd_per_h for nodes_of_kind in nodes)
     # GPUs that `node_of` gives no node are owned, without a price, or sold singly.
     rent_usd_per_h += sum(gpu.price_usd_per_h * number for gpu, number in used_gpus if node_of(gpu) is None)
     electricity_usd_per_h = _electricity_usd_per_h(used_gpus, nodes)
@@ -113,12 +113,12 @@ def commitments(
         offers = {gpu: terms[gpu][term] for gpu in sorted(committable) if term in terms.get(gpu, {})}
         if not offers:
             continue
-        prices = {gpu: each.usd_per_h for gpu, each in offers.items()}
+        prices = {gpu: offer.usd_per_h for gpu, offer in offers.items()}
         on_demand = {gpu: terms[gpu]["on-demand"].usd_per_h for gpu in offers}
         # `needed_frac` is the ratio of two rents, in which GPUs without an offer at this term cost nothing.
         free = dict.fromkeys(names, 0.0)
         term_rent, on_demand_rent = (
-            _with_prices(fleet, free | each, placement).rent_usd_per_h for each in (prices, on_demand)
+            _with_prices(fleet, free | offered, placement).rent_usd_per_h for offered in (prices, on_demand)
         )
         bills.append(
             Commitment(
@@ -126,7 +126,7 @@ def commitments(
                 usd_per_h=_with_prices(fleet, prices, placement).usd_per_h,
                 needed_frac=term_rent / on_demand_rent if on_demand_rent else None,
                 sources=tuple(
-                    f"{gpu}: {each.provider}, {each.usd_per_h:g} USD/h" for gpu, each in offers.items()
+                    f"{gpu}: {offer.provider}, {offer.usd_per_h:g} USD/h" for gpu, offer in offers.items()
                 ),
                 at_planned=tuple(sorted(committable - set(offers))),
             )
@@ -150,7 +150,7 @@ def _with_prices(
 def _electricity_usd_per_h(used_gpus: Iterable[tuple[Gpu, int]], nodes: Iterable[NodesSoldWhole]) -> float:
     """Electricity [USD/h] of GPUs in use at provisioned power, and of idle GPUs in whole nodes."""
     in_use_usd_per_h = sum(gpu.electricity_usd_per_h * number for gpu, number in used_gpus)
-    return in_use_usd_per_h + sum(each.idle_electricity_usd_per_h for each in nodes)
+    return in_use_usd_per_h + sum(nodes_of_kind.idle_electricity_usd_per_h for nodes_of_kind in nodes)
 
 
 def _expected_electricity_usd_per_h(
@@ -164,7 +164,7 @@ def _expected_electricity_usd_per_h(
         float(watts) / 1e3 * worker.gpu.energy_usd_per_kwh
         for watts, worker in zip(power.worker_w, types, strict=True)
     )
-    return in_use_usd_per_h + sum(each.idle_electricity_usd_per_h for each in nodes)
+    return in_use_usd_per_h + sum(nodes_of_kind.idle_electricity_usd_per_h for nodes_of_kind in nodes)
 
 
 def _nodes_sold_whole(
@@ -180,7 +180,7 @@ def _nodes_sold_whole(
         if (node := node_of(worker.gpu)) is not None:
             on_kind.setdefault(node.kind, []).append((worker.gpus, number))
             dearest = priced_nodes.get(node.kind, node)
-            priced_nodes[node.kind] = max(dearest, node, key=lambda each: each.gpu_usd_per_h)
+            priced_nodes[node.kind] = max(dearest, node, key=lambda priced: priced.gpu_usd_per_h)
     nodes = []
     for kind, pools in on_kind.items():
         node, used = priced_nodes[kind], sum(gpus * number for gpus, number in pools)

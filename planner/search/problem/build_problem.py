@@ -65,7 +65,7 @@ class OutOfReachError(InfeasibleError):
 
 def _longest_tokens(name: str, traces: Sequence[Trace], llm: Llm) -> int:
     """Prompt and output of the longest request. Raises InputError where the LLM does not accept this many."""
-    longest = max(int((each.input_tokens + each.output_tokens).max()) for each in traces)
+    longest = max(int((trace.input_tokens + trace.output_tokens).max()) for trace in traces)
     if longest > llm.context_tokens:
         raise InputError(
             f"{name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
@@ -242,7 +242,7 @@ def _check_tenants(task: PlanQuestion, trace: Trace) -> None:
     tenant_weights(task.policies.settings, trace)
     for axis, names in task.policies.axes.items():
         rows = [BY_FIELD[axis][name] for name in names if axis in BY_FIELD]
-        # d2lpm, which looks at caches too, has a use without tenants.
+        # d2lpm also goes by caches, so it has a use without tenants.
         counting = [row.name for row in rows if row.counts_tenants and not row.needs_caches]
         if counting and not trace.tenants:
             raise InputError(

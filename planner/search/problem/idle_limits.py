@@ -46,8 +46,8 @@ def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floa
 
 
 def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats) -> Floats:
-    """As `idle_prefill_s`, plus the time of the engine's front end, which tokenizes the whole prompt even if
-    its beginning is cached.
+    """Like `idle_prefill_s`, plus the time of the engine's front end, which tokenizes the whole prompt even
+    if its beginning is cached.
     """
     idle_s = idle_prefill_s(worker, input_tokens, shared_tokens)
     if (engine := worker.engine) is None:

@@ -163,8 +163,7 @@ class EngineChoices:
 
 def _at_spread(worker: WorkerType, name: str) -> WorkerType:
     """The worker type with all its times at the upper end of their spread (`slowed_by_spread`); the result
-    has no spread. Raises InputError, which names the worker by `name`, if nothing is known of the spread of
-    its step times.
+    has no spread. Raises InputError, which names the worker by `name`, if its step times have no spread.
     """
     latency = worker.latency
     if latency.spread is None:

@@ -4,9 +4,9 @@ guesses of worker counts.
 With every routing and order a worker computes each distinct block of its requests at least once. Here a block
 counts as work only for the first request of the whole trace that has it. So `PrefixHits.lengths` and
 `workload` with an infinite cache never overestimate the prefill work of any part of the trace on any worker.
-Bounds on memory count only blocks that no other request has, because a block in use takes room once, however
-many requests share it. Where prefixes may be pinned, bounds on work count only those blocks too, because
-pinned prefixes are cached before the first request.
+Bounds on memory count only blocks that no other request has, because a block is stored once, however many
+requests share it. Where prefixes may be pinned, bounds on work count only those blocks too, because pinned
+prefixes are cached before the first request.
 """
 
 from __future__ import annotations

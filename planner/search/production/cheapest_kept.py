@@ -185,8 +185,8 @@ def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], 
     """Add to `oracle` the verdicts of a search of the hardest scenarios (`hard`).
 
     A fleet that misses too many of the hardest scenarios fails. One that keeps enough of them may still fail
-    in the others, so its verdict does not replace a failure that is known. Fleets of a lower objective than
-    `refuted_value` were not simulated, so their verdicts are left out.
+    in other scenarios, so its verdict does not replace a failure that is known. Fleets of a lower objective
+    than `refuted_value` were not simulated, so their verdicts are left out.
     """
     for fleet, holds in hard.verdicts.items():
         counts = counts_named(fleet, options)

@@ -1,7 +1,7 @@
 """Finds scenarios in which even an idle worker misses a limit because steps take longer there, so that no
 fleet keeps the SLO in them.
 
-They are looked for before any search, so that no time is spent on a question that no fleet can solve. Drawing
+This comes before any search, so that no time is spent on a question that no fleet can solve. Drawing
 the traffic of a scenario takes time. So first the requests of the trace are judged with the step times of
 each scenario; the scenario's own traffic is drawn only if these requests come near a limit.
 """
@@ -41,8 +41,8 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
         limits=tuple(replace(limit, limit_s=limit.limit_s * LIKELY_FRAC) for limit in problem.slo.limits),
     )
     in_trace = judge_traffic(problem, problem.trace)
-    # If even the slowest prefills of a scenario together with the slowest decodes of a scenario come near no
-    # limit, the scenarios need not be looked at one by one.
+    # If no limit is near even with the slowest prefills of all scenarios together with the slowest decodes,
+    # the scenarios need not be judged one by one.
     prefill_sigmas, decode_sigmas = zip(*(scenario.step_time_sigmas for scenario in scenarios), strict=True)
     slowest = max(prefill_sigmas), max(decode_sigmas)
     if not _unreachable_limits(problem, tight_slo, slowest, in_trace):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from planner.documents import facts
 from planner.domain import ROUNDING
 from planner.errors import InfeasibleError
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Policies
 from planner.search.mixed.best_fleet import FleetSearch, best_of, find_best_fleet
 from planner.search.mixed.policy_search import (
     RacedPolicy,
@@ -85,12 +85,13 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     best = _with_usual_queue(best, searched)
     adopted = best.problem.oracle.policies
     saves_nothing = tuple(
-        label_of(problem, each.policies)
-        for each in raced
-        if each.best is None and each.is_simulated and each.policies != adopted
+        label_of(problem, tried.policies)
+        for tried in raced
+        if tried.best is None and tried.is_simulated and tried.policies != adopted
     )
-    rivals = tuple(label_of(problem, each.policies) for each in gains if each.policies != adopted)
-    not_raced = (*(label_of(problem, each.policies) for each in raced if not each.is_simulated), *left_out)
+    rivals = tuple(label_of(problem, gain.policies) for gain in gains if gain.policies != adopted)
+    refused = (label_of(problem, tried.policies) for tried in raced if not tried.is_simulated)
+    not_raced = (*refused, *left_out)
     gain_facts.append(facts.PoliciesRaced(saves_nothing, rivals, not_raced, "production"))
     best_search = replace(best.paper, race_facts=(*paper.race_facts, *gain_facts))
     production = with_answers(best.problem, best_search, best.trial)
@@ -103,11 +104,16 @@ def put_policies_of_fleet_first(searched: Sequence[Searched], fleet: Fleet) -> l
     preferred at the same price, are left out.
     """
     chosen, paper = best_of(searched)
-    own = next((each for each in searched if each[0].oracle.policies == fleet.policies), None)
+    own = _search_with(fleet.policies, searched)
     if own is None and chosen.task.policies.raced_changes:
         other = with_policies(chosen, fleet.policies)
         own = _search_from(paper, other, counts_of(fleet, paper.level0.options))
     return list(searched) if own is None else _put_first(*own, searched)
+
+
+def _search_with(policies: Policies, searched: Sequence[Searched]) -> Searched | None:
+    """The search with these policies, if there is one."""
+    return next((row for row in searched if row[0].oracle.policies == policies), None)
 
 
 def _put_first(problem: Problem, own_search: FleetSearch, searched: Sequence[Searched]) -> list[Searched]:
@@ -216,7 +222,7 @@ def _with_usual_queue(production: _PassedFleet, searched: Sequence[Searched]) ->
         return production
     if counts is None:
         return production
-    known = next((each for each in searched if each[0].oracle.policies == usual.oracle.policies), None)
+    known = _search_with(usual.oracle.policies, searched)
     usual_searched = known or _search_from(production.paper, usual, counts)
     tested = None if usual_searched is None else _plan_and_test(usual_searched)
     if tested is None or tested.value > production.value * usual.same_value_factor:

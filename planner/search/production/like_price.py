@@ -49,7 +49,7 @@ def with_most_headroom(problem: Problem, options: Sequence[Option], best: Counts
 
 
 def _search_most_headroom(problem: Problem, options: Sequence[Option], best: Counts) -> Counts:
-    """As `with_most_headroom`; raises StoppedError if the time ends.
+    """Like `with_most_headroom`; raises StoppedError if the time ends.
 
     Headroom is computed first, because checking whether a fleet keeps enough scenarios takes many more
     simulations. A fleet replaces `best` only if its headroom is larger by the factor MORE_HEADROOM.

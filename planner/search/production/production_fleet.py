@@ -171,7 +171,7 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
 
     def is_kept() -> bool:
         nonlocal polished
-        # The fleet is the same, so what is known of cheaper fleets still holds.
+        # The fleet is the same, so the fact on cheaper fleets is still true.
         polished = replace(trial.retest(trial.best), cheaper=trial.cheaper)
         return polished.is_passed
 
@@ -258,10 +258,11 @@ def with_fewest_workers(trial: FleetTrial) -> FleetTrial:
     step = oracle.downscale
     while trial.is_passed:
         best = trial.best
-        for k, (_, count) in sorted(enumerate(best), key=lambda pool: -pool[1][0].objective):
+        dearest_first = sorted(range(len(best)), key=lambda k: -best[k][0].objective)
+        for k in dearest_first:
             fewer = add_workers(best, -step, [k])
             # Each pool keeps a worker.
-            if count <= step or not in_time(partial(oracle.holds, fewer), False):
+            if best[k][1] <= step or not in_time(partial(oracle.holds, fewer), False):
                 continue
             smaller = trial.retest(fewer)
             if smaller.is_passed:
@@ -283,7 +284,7 @@ def pick_fleet_and_test(
 
 
 def pick_known_fleet_and_test(problem: Problem, paper: FleetSearch, fleet: Fleet) -> FleetTrial | None:
-    """As `pick_fleet_and_test`, for a fleet that is known to keep enough of the search's scenarios; None if
+    """Like `pick_fleet_and_test`, for a fleet that is known to keep enough of the search's scenarios; None if
     the problem does not have its worker types.
     """
     counts = counts_of(fleet, paper.level0.options)
@@ -304,7 +305,7 @@ def _near_feasible(trial: FleetTrial, paper: FleetSearch) -> list[Counts]:
 
 
 def _find_near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) -> list[Counts]:
-    """As `_near_feasible`; raises StoppedError if the time ends. Only one fleet on each hardware is
+    """Like `_near_feasible`; raises StoppedError if the time ends. Only one fleet on each hardware is
     listed, because their tests usually have the same result.
 
     At most MOST_NEAR_CHECKED fleets are checked, the most expensive first. The search that refuted these

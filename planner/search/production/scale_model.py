@@ -39,7 +39,7 @@ def build_scale_model(problem: Problem, paper: Counts) -> Problem:
     has_shared_work = problem.trace.has_prefixes or problem.trace.adapters
     if downscale < 2 or len(problem.trace) <= FULL_REQUESTS or has_shared_work or problem.draws:
         return problem
-    # Whatever asks for production has scenarios to search in and others to test in.
+    # A question with production has scenarios for the search and for the test.
     assert problem.search_scenarios is not None and problem.test_scenarios is not None
     # Only what is simulated shrinks, traffic here and workers in the oracle: `problem.trace` stays, because
     # answers and reports are about the whole.
@@ -61,9 +61,11 @@ def restore_full_size(problem: Problem, modelled: Problem) -> Problem:
         return modelled
     # A scenario of the model is found again at full size by its kind and number.
     full_by_kind = {
-        each.kind: each for each in (problem.search_scenarios, problem.test_scenarios) if each is not None
+        full.kind: full for full in (problem.search_scenarios, problem.test_scenarios) if full is not None
     }
-    scenarios = [full_by_kind[each.source.kind][each.number] for each in modelled.oracle.scenarios]
+    scenarios = [
+        full_by_kind[scenario.source.kind][scenario.number] for scenario in modelled.oracle.scenarios
+    ]
     # The next search has the deadline of the model's search.
     full_size = replace(problem, oracle=replace(problem.oracle, until=modelled.oracle.until))
     return with_scenarios(full_size, scenarios, modelled.oracle.may_miss)

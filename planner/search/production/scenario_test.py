@@ -77,7 +77,7 @@ class ScenarioTest:
         return self.decide_and_split(counts)[0]
 
     def decide_and_split(self, counts: Counts) -> tuple[KeptIn, list[Scenario], list[Scenario]]:
-        """As `decide`, with the scenarios that the fleet missed and those that it kept."""
+        """Like `decide`, with the scenarios that the fleet missed and those that it kept."""
         most_scenarios = int(
             np.clip(TEST_REQUESTS // len(self.oracle.trace), LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS)
         )

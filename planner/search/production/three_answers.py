@@ -109,8 +109,8 @@ def _answer_with_a_loss(trial: FleetTrial, survivor: FleetWithALoss | None) -> f
 
 
 def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | None:
-    """As `plan_production`; if no fleet keeps the SLO in enough scenarios, the cheapest fleet on paper, with
-    the reason.
+    """Like `plan_production`; if no fleet keeps the SLO in enough scenarios, the cheapest fleet on paper,
+    with the reason.
     """
     try:
         return plan_production(problem, paper)
@@ -213,7 +213,7 @@ def not_certified_warnings(
         return (production.why_on_paper,)
     if production.is_passed and production.scenarios.have_spread:
         return ()
-    kept_in = next(each.kept_in for each in production.answers if each.name == "production")
+    kept_in = next(answer.kept_in for answer in production.answers if answer.name == "production")
     return (facts.NotCertified(kept_in, safety.kept_in_frac, production.scenarios.have_spread),)
 
 
@@ -256,7 +256,7 @@ def _one_fewer_refused(trial: FleetTrial) -> facts.FewerTested | None:
         fewer = add_workers(trial.best, -1, [k])
         if kept_in := trial.test.refused.get(names_of(fewer)):
             refused.append(facts.FewerTested(tuple(count for _, count in fewer), kept_in, asked_frac))
-    return max(refused, key=lambda each: each.kept_in.kept_frac, default=None)
+    return max(refused, key=lambda fewer_tested: fewer_tested.kept_in.kept_frac, default=None)
 
 
 def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> facts.ScenariosDrawn:

@@ -108,7 +108,7 @@ class SimulatedSchedule:
     @property
     def missed_windows(self) -> int:
         """How many windows of all LLMs still miss their SLO."""
-        return sum(len(each.missed_begin_s) for each in self.slo_windows)
+        return sum(len(windows.missed_begin_s) for windows in self.slo_windows)
 
 
 def simulate_schedule(
