@@ -368,7 +368,7 @@ def most_gpus_in_use(day: DayTerms, lives: Iterable[tuple[int, float, float]], p
 
 
 def most_paid_gpus(day: DayTerms, lives: Iterable[tuple[int, float, float]], pools: Sequence[int]) -> int:
-    """Like `most_gpus_in_use`, with the idle GPUs of whole nodes. Rented and spot nodes are different kinds."""
+    """Like `most_gpus_in_use`, with the idle GPUs of whole nodes. Rented and spot nodes differ in kind."""
     lives = [life for life in lives if life[0] in pools]
     changes: list[tuple[float, int]] = []
     for _, node_gpus, kind_pools in day.gpu_kinds():
