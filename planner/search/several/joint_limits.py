@@ -1,10 +1,10 @@
-"""What the limits that several LLMs share cost: what more of each limit would save, and by how much a limit
-must be raised if not all LLMs fit.
+"""Computes what more of each limit that several LLMs share would save, and by how much a limit must be raised
+if not all LLMs fit.
 
-A query asks for the fleets of all LLMs, with one worker type per pool, that cost least under some limits, or
-that use least of one limit. All queries go to the same designs (level0/cheapest.py), so a fleet that one
-query simulates is known to the others. The least sufficient amount of a limit is not searched by trial
-amounts: one query minimises the use of that limit under all other limits.
+A query finds the fleets of all LLMs, with one worker type per pool, that cost least under some limits, or
+that use least of one limit. All queries use the same designs (level0/cheapest.py), so each fleet is simulated
+once for all of them. The least sufficient amount of a limit takes one query, which minimises the use of that
+limit under all other limits.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,8 +27,8 @@ CHEAPER_FRAC = 1e-6  # A saving of a smaller share may be a rounding error, of t
 
 @dataclass(frozen=True, slots=True)
 class SharedLimitQueries:
-    """Queries to the designs of all LLMs (`llms` has those of each). A query ends early when `out_of_time`;
-    its answer is then not exact.
+    """Queries over the designs of all LLMs (`llms` has those of each LLM). A query ends early when
+    `out_of_time`; its answer is then not exact.
     """
 
     llms: Sequence[Sequence[FleetDesign]]
@@ -56,8 +56,8 @@ class SharedLimitQueries:
 def price_limits(
     queries: SharedLimitQueries, rows: Sequence[SharedLimit], best: Cheapest, objective: str
 ) -> tuple[Binding, ...]:
-    """For each limit the least amount of it, the others unchanged, that allows fleets whose objective is less
-    than that of the `best` within all limits, and what these fleets save, in the objective's unit.
+    """For each limit: its least amount that allows cheaper fleets than `best` while the other limits stay,
+    and what these fleets save, in the objective's unit.
     """
     bindings: list[Binding] = []
     unit = OBJECTIVE_UNITS[objective]
@@ -81,7 +81,8 @@ def price_limits(
             continue
         objective_below = SharedLimit(None, below, lambda option: option.objective)
         least_use = queries.find_least([*others, objective_below], row)
-        # Where the time ended that query, what the cheapest fleets use is enough, and may be too much.
+        # If the time ended that query, take what the cheapest fleets use, which is enough and may be too
+        # much.
         amount = _enough_of_limit(rows, row, without if least_use.best is None else least_use)
         raised = queries.find_cheapest([*others, replace(row, amount=amount)], below_value=below)
         if raised.best is not None:
@@ -129,7 +130,7 @@ def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
 
 def limits_beside(limits: FleetLimits, fleets: Sequence[Counts], k: int) -> FleetLimits:
     """What all fleets but the k-th leave of the limits."""
-    others = [counts for other, counts in enumerate(fleets) if other != k]
+    others = (*fleets[:k], *fleets[k + 1 :])
     return subtract_fleet(limits, tuple(pool for counts in others for pool in counts))
 
 
@@ -157,7 +158,7 @@ def serve_in_turn(
 
 
 def problem_within(problem: Problem, remaining: FleetLimits) -> Problem:
-    """The same problem within the limits `remaining`, which also replace those of its question."""
+    """The same problem within the limits `remaining`, which also replace those of its task."""
     task = replace(
         problem.task,
         # A GPU that is only owned has no stock of rented ones.

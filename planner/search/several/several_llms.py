@@ -2,11 +2,11 @@
 
     alone       Each LLM is planned as if it had the limits for itself. If these fleets are within the limits
                 together, they are the answer.
-    share       Otherwise one master problem covers all LLMs, and the simulator judges its proposals for each.
+    share       Otherwise one master problem proposes fleets for all LLMs, and the simulator judges each.
     plans       Each LLM is searched again within what the others leave of the limits.
     prices      For each limit: the least increase that makes the fleets cheaper, and by how much.
     production  Fleets that keep each SLO in enough scenarios (shared_production.py), if safety is required.
-    bill        If GPUs of whole nodes idle: all of this again on fewer kinds of GPUs (shared_bill.py).
+    bill        If GPUs of whole nodes idle: all stages again on fewer kinds of GPUs (shared_bill.py).
 
 All stages but the last two are on paper (shared_paper.py).
 """
@@ -54,7 +54,7 @@ def plan_together(
     progress: Progress = report_nothing,
     adds_robustness: bool = False,
 ) -> SharedPlan:
-    """The cheapest fleets that keep the SLO of every LLM within the limits that they share. With
+    """The cheapest fleets found that keep the SLO of every LLM within the limits that the LLMs share. With
     `adds_robustness` each plan also says what more traffic would do to its fleet (evidence/robustness.py), as
     a plan for one LLM does. `most_work_s` is a further limit on the search's clock.
 
@@ -83,9 +83,9 @@ def plan_together(
 
 
 def _in_whole_nodes(question: SeveralLlmsQuestion, catalog: Catalog) -> SeveralLlmsQuestion:
-    """The question of several LLMs without the part of a node that a stock of whole nodes may have: the
-    search counts GPUs in use. A stock of less than one node stays, and no fleet is within it. GPUs are sold
-    as here even where less of the stock is left (shared_bill.py).
+    """The question with each stock of GPUs that are sold as whole nodes rounded down to whole nodes, as the
+    search for several LLMs counts GPUs in use. A stock of less than one node stays, and no fleet is within
+    it. `sold_whole` is fixed here, because shared_bill.py plans again with less of the stock.
     """
     if len(question.parts) < 2:
         return question
@@ -115,10 +115,10 @@ def _plan_together(
     own_nodes: bool,
     fills_nodes: bool,
 ) -> SharedPlan:
-    """The stages of the module's docstring but `bill`. LLMs pay for their GPUs in use; with `own_nodes` for
-    whole nodes of their own. With `fills_nodes` a plan whose paid GPUs idle has its `fewer_gpus`.
+    """All stages of the module's docstring but `bill`. LLMs pay for their GPUs in use; with `own_nodes` for
+    whole nodes of their own. With `fills_nodes` a plan in which paid GPUs idle gets its `fewer_gpus`.
     """
-    # A part is the question for one LLM. Limits and objective are the same in all parts.
+    # `parts` has the question for each LLM. Limits and objective are the same in all of them.
     parts, task = question.parts, question.parts[0].task
     needs_production = any(part.task.safety is not None for part in parts)
     limits = FleetLimits(
@@ -138,7 +138,7 @@ def _plan_together(
     ]
     shared = production_or_paper_of_all(on_paper, limits, deadline, progress) if needs_production else None
     searched, left_to_each = _searches_for_certificates(paper, shared, parts, limits, deadline)
-    oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
+    oracles = [problem.oracle for llm_searches in alone for problem, _ in llm_searches] + [*paper.oracles]
     plans = _certify_plans(parts, searched, left_to_each, shared, catalog, seed, deadline)
     if adds_robustness:
         plans = _add_robustness(plans, searched, shared, limits, deadline)
@@ -146,8 +146,8 @@ def _plan_together(
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
     names = [part.name for part in parts]
     unit = OBJECTIVE_UNITS[task.objective]
-    paper_values = [shared_paper.best_value(each) for each in paper.searched]
-    alone_values = [shared_paper.best_value(each) for each in alone]
+    paper_values = list(map(shared_paper.best_value, paper.searched))
+    alone_values = list(map(shared_paper.best_value, alone))
     # The bound of an LLM is the same under all choices of policies.
     bounds = [paid_at_least(problem, problem.lower or 0.0) for (problem, _), *_ in alone]
     if shared is not None:
@@ -193,8 +193,8 @@ def _with_fewer_gpus(
     progress: Progress,
     passes_test: Callable[[int, Counts], bool],
 ) -> SharedPlan:
-    """The plan; if it has paid GPUs that idle, with its `fewer_gpus`. These are searched for in half of the
-    time that is left: a plan on them takes the other half.
+    """The plan, with its `fewer_gpus` if paid GPUs idle in it. The search for them takes half of the
+    remaining time, because planning again on these GPUs takes the other half.
     """
     if not searches or not plan.bill.idle_gpus:
         return plan
@@ -232,8 +232,8 @@ def _paper_of_llm(
     limits: FleetLimits,
     deadline: float,
 ) -> LlmOnPaper:
-    """One LLM as the search for production needs it, under the policies of its fleet on paper: that fleet,
-    and its best fleet alone under the same policies.
+    """One LLM as the search for production needs it: its fleet on paper, and its best fleet alone under the
+    policies of that fleet.
     """
     problem, best = best_of(paper)
     best_alone = next(
@@ -253,14 +253,14 @@ def _searches_for_certificates(
     """For each LLM the search that its certificate describes, and what the other LLMs leave it of the limits.
 
     The certificate describes the search on paper, with one exception: an LLM that requires no safety is
-    searched again if the other LLMs use other fleets in production, within what those leave.
+    searched again if the other LLMs have other fleets in production, within what these fleets leave.
     """
     searched, left_to_each = list(paper.searched), list(paper.within)
     if shared is None or shared.how_chosen is None:
         return searched, left_to_each
     fleets = list(shared.fleets)
     for k, part in enumerate(parts):
-        # Where each LLM has the fleet that it would have alone, that may be the one on paper already.
+        # Where each LLM has its fleet alone in production (`is_each`), that may be its fleet on paper too.
         is_on_paper = names_of(best_of(searched[k])[1].best) == names_of(fleets[k])
         if part.task.safety is None and not (shared.how_chosen.is_each and is_on_paper):
             remaining = limits_beside(limits, fleets, k)
@@ -280,10 +280,10 @@ def _certify_plans(
     seed: int,
     deadline: float,
 ) -> list[Plan]:
-    """Certify the plan of each LLM, with a note of what the others leave it."""
+    """Certify the plan of each LLM; its assumptions say what the other LLMs leave it."""
     plans = []
-    for k, (part, each) in enumerate(zip(parts, searched, strict=True)):
-        with_deadline = [(replace(problem, deadline=deadline), best) for problem, best in each]
+    for k, (part, llm_searches) in enumerate(zip(parts, searched, strict=True)):
+        with_deadline = [(replace(problem, deadline=deadline), best) for problem, best in llm_searches]
         production = None if shared is None else shared.productions[k]
         inputs = SearchInputs(part.task, part.trace, catalog, seed)
         plan = certify_plan(with_deadline, inputs, deadline=deadline, production=production)
@@ -301,11 +301,11 @@ def _add_robustness(
     limits: FleetLimits,
     deadline: float,
 ) -> list[Plan]:
-    """The plans with what more traffic would do to each fleet, and other numbers of workers within what the
-    fleets of the plans leave of the limits.
+    """The plans with their robustness: what more traffic would do to each fleet, and how other numbers of
+    workers would do, within what the other LLMs' fleets leave of the limits.
     """
     productions = [None] * len(plans) if shared is None else shared.productions
-    best = [best_of(each) for each in searched]
+    best = list(map(best_of, searched))
     fleets = [
         paper.best if production is None else production.best
         for (_, paper), production in zip(best, productions, strict=True)

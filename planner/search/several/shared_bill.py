@@ -1,21 +1,21 @@
-"""Plans several LLMs by the bill for all of them together: what their nodes cost, which are paid whole.
+"""Plans several LLMs by the bill for all of them together: the cost of their nodes, which are paid whole.
 
 The LLMs share nodes, so the search that plans them together counts only the price of GPUs in use (`by_gpu`).
-But one cheap GPU in use may leave the seven other GPUs of its node idle, and paid. So other choices of GPU
-kinds are planned too:
+But if one cheap GPU is in use, the seven other GPUs of its node may idle, and are paid too. So other choices
+of GPU kinds are planned too:
 
     1. Plan by GPU prices, on all of the stock. If paid GPUs idle, find the nodes of the least bill of fleets
        with one worker type per pool (`fewer_gpus`), in production where an LLM requires safety, and plan
        again on these.
     2. Take the plan with the least bill among those in which paid GPUs idle. Plan again without each kind of
-       GPU that it uses, with each of these kinds alone (or of those that its fleets with a loss use, if they
-       use more), and without all kinds that idled in any plan.
+       GPU that it uses; with each kind alone that it or its fleets with a loss use, if these are several; and
+       without all kinds that idled in any plan.
     3. Repeat step 2 with the next such plan, as long as there is one whose GPUs in use cost less than the
        least bill found.
     4. If paid GPUs idle in the plan with the least bill, plan each LLM on whole nodes of its own.
 
-Not every choice of kinds is planned, so a smaller bill may exist: a plan whose paid GPUs idle is not called
-exact. `limits: {cost}` limits the bill.
+Not every choice of kinds is planned, so a smaller bill may exist. An answer whose bill is above its
+`level0_bound` is therefore not called exact. `limits: {cost}` limits the bill.
 """
 
 import contextlib
@@ -48,17 +48,17 @@ from planner.units import in_unit
 # of GPUs there are six ways to leave out one or two of them.
 MOST_PLANS = 6
 CHEAPER_FRAC = 1e-6  # Two costs that differ by a smaller share differ by rounding errors only.
-# How weak the status of a plan is; 0 for statuses that are not here. A plan with a smaller bill but a weaker
-# status is no better.
+# How weak the status of a plan is; 0 for statuses that are not listed. A plan with a smaller bill but a
+# weaker status is no better.
 _STATUS_RANK = {"best found": 1, "not for production": 2}
 CENT_TOLERANCE = 1e-6  # A bill above whole cents by no more than this part of a cent is not rounded up.
 
 
 class PlanTogether(Protocol):
     """Plans a question by the prices of GPUs in use. With `own_nodes` each LLM is planned by the prices of
-    whole nodes, none of which two LLMs share. With `fills_nodes` the plan has its `fewer_gpus`.
+    whole nodes, and no two LLMs share a node. With `fills_nodes` the plan has its `fewer_gpus`.
 
-    Raises InfeasibleError; with `own_nodes` also where the fleets planned so do not fit the stock together.
+    Raises InfeasibleError; with `own_nodes` also if no fleets planned so fit the stock together.
     """
 
     def __call__(
@@ -91,7 +91,8 @@ def plan_by_bill(
             raise
         cost_error = failed
     progress("the least bill without the limit on cost")
-    # A search without the limit may find another plan, which is within it; else the error names its bill.
+    # A search without the limit may find another plan whose bill is within the limit; if the bill is not, the
+    # error names it.
     unlimited = _with_tasks(question, lambda task: replace(task, cost_limit_usd_per_h=None))
     without_limit = _least_bill_plan(plan, unlimited, out_of_time, progress)
     bill = without_limit.bill.usd_per_h
@@ -113,20 +114,21 @@ def plan_by_bill(
 def _least_bill_plan(
     plan: PlanTogether, question: SeveralLlmsQuestion, out_of_time: Callable[[], bool], progress: Progress
 ) -> SharedPlan:
-    """The plan with the least bill found by the steps of the module's docstring. Each plan obeys the limit on
-    cost of its tasks by GPU prices; whether the bill does is not looked at here.
+    """The plan with the least bill found by the steps of the module's docstring. The limit on cost of the
+    tasks holds for the price of GPUs in use; the caller compares the bill with it.
     """
     first = best = plan(question, fills_nodes=True)
-    left: Mapping[str, int] = {}  # What of its stock the best plan was left, where that is less.
+    # The GPUs of each stock that the best plan could use, where these are fewer than in the question.
+    reduced_stock: Mapping[str, int] = {}
     if first.fewer_gpus is not None and not out_of_time():
         progress(f"{first.bill.idle_gpus} paid GPUs idle: all LLMs on the nodes of the least bill")
         with contextlib.suppress(InfeasibleError):
             shared = plan(_with_tasks(question, partial(_with_fewer, gpus=first.fewer_gpus)))
             if _is_better(shared, best):
-                best, left = shared, first.fewer_gpus
-    # The plans by the kinds of GPUs that they leave out; None if no fleet is feasible without these kinds.
+                best, reduced_stock = shared, first.fewer_gpus
+    # The plans by the kinds of GPUs that they leave out; None if planning without these kinds failed.
     plans: dict[frozenset[str], SharedPlan | None] = {frozenset(): first}
-    expanded: set[frozenset[str]] = set()  # Plans for which step 2 was done, by the same key.
+    expanded: set[frozenset[str]] = set()  # The keys of the plans for which step 2 was done.
     kinds = frozenset(_kind_of_gpu(gpu) for gpu in question.parts[0].task.stock)
     while len(plans) <= MOST_PLANS and not out_of_time():
         # With fewer kinds the price of GPUs in use only rises, and no bill is below that price. So a plan
@@ -166,15 +168,16 @@ def _least_bill_plan(
                 continue
             plans[without] = shared
             if _is_better(shared, best):
-                best, left = shared, dict.fromkeys(without, 0)
+                best, reduced_stock = shared, dict.fromkeys(without, 0)
     if best.bill.idle_gpus and not out_of_time():
         progress(f"{best.bill.idle_gpus} paid GPUs idle: each LLM on nodes of its own")
         with contextlib.suppress(InfeasibleError):
             shared = plan(question, own_nodes=True)
             if _is_better(shared, best):
                 return _on_own_nodes(shared, first)
-    answer = best if best is first else _as_answer_for_all_stock(best, first, question.parts, left)
-    # All fleets are compared by the price of GPUs in use, but only some by what is paid.
+    answer = best if best is first else _as_answer_for_all_stock(best, first, question.parts, reduced_stock)
+    # The search compares all fleets by the price of their GPUs in use, but only some by their bill. No bill
+    # is below the price of the GPUs in use, so an answer whose bill is the bound has the least bill.
     is_least_bill = answer.bill.usd_per_h <= answer.level0_bound * (1 + CHEAPER_FRAC)
     return answer if answer.in_production or is_least_bill else replace(answer, is_exact=False)
 
@@ -182,9 +185,9 @@ def _least_bill_plan(
 def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
     """The plan `best`, in which each LLM has nodes of its own, as the answer. The bounds are those of the
     `first` plan, because GPUs in use cost no more than whole nodes. The answer is not exact: fleets that
-    share nodes may cost less, and not all of them were tried.
+    share nodes may cost less, and not all of them were planned.
     """
-    filled = _nodes_filled_fact(best, first, left={})
+    filled = _nodes_filled_fact(best, first, reduced_stock={})
     return replace(
         best,
         bound=first.bound,
@@ -197,8 +200,8 @@ def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
 
 
 def _is_better(shared_plan: SharedPlan, best: SharedPlan) -> bool:
-    """Whether a plan beats the `best` so far: its status is no weaker, and its bill is smaller, or equal with
-    a smaller bill for the fleets with a loss.
+    """Whether a plan beats the `best` so far: its status is no weaker, and its bill is smaller. Of two plans
+    with equal bills the one with the smaller bill for its fleets with a loss wins.
     """
     if _STATUS_RANK.get(shared_plan.status, 0) > _STATUS_RANK.get(best.status, 0):
         return False
@@ -209,31 +212,34 @@ def _is_better(shared_plan: SharedPlan, best: SharedPlan) -> bool:
 
 
 def _bills(shared_plan: SharedPlan) -> tuple[float, float]:
-    """What is paid for the plan, and for its fleets "with a loss" (glossary) [USD/h]. The second is infinite
-    if no such fleets are known: none were found, or there was no time to look for them.
+    """The bills for the plan's fleets and for its fleets "with a loss" (glossary) [USD/h]. The second is
+    infinite if no such fleets are known: none were found, or there was no time to search for them.
     """
     with_loss = (total.paid_usd_per_h for total in shared_plan.answers if total.name == "with-a-loss")
     known_usd_per_h = next(with_loss, None)
     return shared_plan.bill.usd_per_h, math.inf if known_usd_per_h is None else known_usd_per_h
 
 
-def _nodes_filled_fact(best: SharedPlan, first: SharedPlan, *, left: Mapping[str, int]) -> NodesFilled:
-    """The fact with both bills of `best`, to which no more than `left` was left, and those of `first`."""
+def _nodes_filled_fact(
+    best: SharedPlan, first: SharedPlan, *, reduced_stock: Mapping[str, int]
+) -> NodesFilled:
+    """The fact with both bills of `best`, which was planned within `reduced_stock`, and those of `first`."""
     paid, with_loss = _bills(best)
     first_paid, first_with_loss = _bills(first)
+    remainders = _remainders(reduced_stock)
     return NodesFilled(
-        tuple(remainder.limit.gpu for remainder in _remainders(left) if not remainder.amount),
+        tuple(remainder.limit.gpu for remainder in remainders if not remainder.amount),
         paid,
         _bill_or_none(with_loss),
         first_paid,
         _bill_or_none(first_with_loss),
-        tuple(remainder for remainder in _remainders(left) if remainder.amount),
+        tuple(remainder for remainder in remainders if remainder.amount),
     )
 
 
-def _remainders(left: Mapping[str, int]) -> tuple[Remainder, ...]:
-    """What is `left` of the stock of each GPU, in the order of their names."""
-    return tuple(Remainder(FleetLimit("stock", gpu), float(left[gpu])) for gpu in sorted(left))
+def _remainders(stock: Mapping[str, int]) -> tuple[Remainder, ...]:
+    """The stock as facts, in the order of the GPUs' names."""
+    return tuple(Remainder(FleetLimit("stock", gpu), float(stock[gpu])) for gpu in sorted(stock))
 
 
 def _bill_or_none(bill: float) -> float | None:
@@ -242,23 +248,23 @@ def _bill_or_none(bill: float) -> float | None:
 
 
 def _as_answer_for_all_stock(
-    best: SharedPlan, first: SharedPlan, parts: Iterable[LlmQuestion], left: Mapping[str, int]
+    best: SharedPlan, first: SharedPlan, parts: Iterable[LlmQuestion], reduced_stock: Mapping[str, int]
 ) -> SharedPlan:
-    """The plan `best`, to which no more than `left` was left of these GPUs, as the answer for all stock.
+    """The plan `best`, which was planned within `reduced_stock`, as the answer for all stock.
 
-    Its bounds, the limits, and the fleets that each LLM would have alone, are those of the `first` plan,
-    which had all of it. A fact says what the answer saves against the `first` plan. Facts of `best` that are
-    findings, that say that every LLM has the fleet that it would have alone, or what more GPUs would save
-    where some were left of a kind, are left out: they were found within what was left.
+    Its bounds, the limits, and the fleets that each LLM would have alone are those of the `first` plan, which
+    had all stock. A fact says what the answer saves against the `first` plan. Facts of `best` that hold only
+    within the reduced stock are left out: its findings, that every LLM has the fleet that it would have
+    alone, and what more GPUs would save, if only the number of these GPUs was reduced.
     """
     parts = list(parts)
-    filled = _nodes_filled_fact(best, first, left=left)
+    filled = _nodes_filled_fact(best, first, reduced_stock=reduced_stock)
     names = [part.name for part in parts]
     gives_way = gives_way_facts(
         parts, [first.alone[name] for name in names], [best.plans[name].value for name in names], best.unit
     )
-    others_leave = OthersLeave(_remainders(left))
-    findings = (Finding, MoreSaves, MoreSavesNothing) if filled.on else (Finding,)
+    others_leave = OthersLeave(_remainders(reduced_stock))
+    left_out = (Finding, MoreSaves, MoreSavesNothing) if filled.on else (Finding,)
     used = {use.limit: use.used for use in best.limits}
     plans = {}
     for name, plan in best.plans.items():
@@ -267,16 +273,16 @@ def _as_answer_for_all_stock(
     kept_facts: tuple[Binding, ...] = tuple(
         fact
         for fact in best.in_production or best.binding
-        if not isinstance(fact, findings) and not (isinstance(fact, ProductionShared) and fact.is_each)
+        if not isinstance(fact, left_out) and not (isinstance(fact, ProductionShared) and fact.is_each)
     )
     facts: tuple[Binding, ...] = (
         filled,
         *kept_facts,
         *(fact for fact in gives_way if fact not in kept_facts),
     )
-    on_paper = tuple(fact for fact in best.binding if not isinstance(fact, findings))
-    # Both searches are exact by GPU prices only over their own kinds. The fleets of `best` are the cheapest
-    # of all kinds only if they cost no more than those of `first`.
+    on_paper = tuple(fact for fact in best.binding if not isinstance(fact, left_out))
+    # Both searches are exact by the price of GPUs in use, each over its own stock. The fleets of `best` are
+    # the cheapest over all stock only if they cost no more than those of `first`.
     is_as_cheap = best.value_on_paper <= first.value_on_paper * (1 + CHEAPER_FRAC)
     return replace(
         best,

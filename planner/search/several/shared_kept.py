@@ -30,9 +30,9 @@ from planner.units import in_unit, show_amount
 class CommonShare:
     """A share of scenarios, `kept_frac`, and `fleets` that keep it: one for each LLM's problem.
 
-    An LLM that requires a smaller share need keep only that, and one without safety need keep its SLO only in
-    the traffic as written. `is_on_paper`: the fleets are those on paper, because no better ones were found.
-    The `limits` are those that all fleets together must fit.
+    An LLM that requires a smaller share only has to keep that share, and an LLM without safety only its SLO
+    in the traffic as written. `is_on_paper`: the fleets are those on paper, because no better ones were
+    found. All fleets together must fit the `limits`.
     """
 
     problems: Sequence[Problem]
@@ -48,7 +48,7 @@ class CommonShare:
 
     def most_kept(self, on_paper: Sequence[Counts]) -> MostKept | None:
         """The facts for the error that the LLMs do not fit: the share, what it costs, and what the fleets
-        `on_paper` cost. None if no better fleets than those were found.
+        `on_paper` cost. None if no better fleets than `on_paper` were found.
         """
         if self.is_on_paper:
             return None
@@ -62,7 +62,7 @@ class CommonShare:
 
     def __str__(self) -> str:
         if self.is_on_paper:
-            # Their share is not named here. The answer on paper names one, counted on other scenarios.
+            # The text leaves their share out: the answer on paper states one, counted on other scenarios.
             return (
                 "no fleets were found that keep more scenarios together than those on paper, which use "
                 f"{self._used_text()}"
@@ -76,7 +76,6 @@ class CommonShare:
 
     def _used_text(self) -> str:
         """How much of each limit the fleets use, such as "28 of 32 GPUs (stock of h100-80g)"."""
-        # The fleets are counts of workers per option.
         workers = [(option.type, count) for counts in self.fleets for option, count in counts]
         return ", ".join(
             f"{show_amount(self.limits.used(limit, workers), limit.unit)} of "
@@ -99,9 +98,9 @@ def find_common_share(
     """The largest share found before `out_of_time`, with fleets that keep it.
 
     `on_paper` are the fleets on paper, which fit the `limits` together. Raises StoppedError if the time is
-    over before the share that these keep is known.
+    over before their share is known.
     """
-    # The bisection is over counts of scenarios, out of those of the LLM that has most.
+    # The bisection is over numbers of kept scenarios, for the LLM that has most scenarios.
     scenario_count = max(len(problem.oracle.scenarios) for problem in problems)
     best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper), limits, is_on_paper=True)
     kept_count = _floor(best.kept_frac * scenario_count)
@@ -111,9 +110,9 @@ def find_common_share(
         fleets = _find_fleets_for_share(problems, limits, middle / scenario_count, out_of_time)
         kept_frac = None if fleets is None else in_time(partial(_kept_frac, problems, fleets), None)
         if fleets is None or kept_frac is None:
-            too_many = middle  # Nothing was found, or the time is over; then the loop ends anyway.
+            too_many = middle  # No fleets were found; or the time is over, and the loop ends anyway.
             continue
-        # The fleets keep `middle` at least, so a smaller count comes from rounding.
+        # The fleets keep at least `middle` scenarios, so a smaller count comes from rounding.
         kept_count = max(middle, _floor(kept_frac * scenario_count))
         best = CommonShare(problems, fleets, kept_frac, limits)
     return best

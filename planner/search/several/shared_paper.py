@@ -1,8 +1,9 @@
-"""Several LLMs on one stock, on paper: the master problem of search/level0/cheapest.py over all of them
-(several_llms.py).
+"""Plans several LLMs on one stock on paper: the stages `alone`, `share`, `plans` and `prices` of
+several_llms.py.
 
 Each LLM is first searched alone, as if it had the limits for itself; later stages reuse these simulations. No
-LLM costs less than alone, so the certificate can say what each pays for sharing (`gives_way_facts`).
+LLM costs less beside the others than alone, so the certificate can say what each LLM pays for sharing
+(`gives_way_facts`).
 """
 
 import itertools
@@ -43,11 +44,12 @@ Searched = list[tuple[Problem, FleetSearch]]
 
 @dataclass(frozen=True, slots=True)
 class SharedPaper:
-    """The fleets of all LLMs on paper: for each LLM its search (`searched`), and what the others leave it
-    (`within`).
+    """The fleets of all LLMs on paper: for each LLM its search (`searched`), and what the other LLMs leave it
+    of the limits (`within`; None if no LLM is in another's way).
 
     `level0` is the result of level 0 over all LLMs; with `is_walked` every cheaper fleet was simulated.
-    `binding` says which limits bind; `oracles` were used beyond the searches of each LLM alone.
+    `binding` says which limits bind; `oracles` are those used besides the oracles of the searches of each LLM
+    alone, to count their simulations too.
     """
 
     searched: Sequence[Searched]
@@ -68,10 +70,10 @@ def plan_on_paper(
     progress: Progress,
     keeps_half: bool,
 ) -> tuple[list[Searched], SharedPaper]:
-    """The searches of each LLM alone, and the fleets of all together.
+    """The searches of each LLM alone, and the fleets of all LLMs together.
 
-    With `keeps_half` the search of all together may take half of the time that the searches alone leave; the
-    other half is for production.
+    With `keeps_half` the search of all LLMs together may take half of the time that the searches alone leave;
+    the other half is for production.
     """
     alone: list[Searched] = []
     answers = Answers()
@@ -93,7 +95,7 @@ def plan_on_paper(
 
 
 def _progress_of_llm(name: str, progress: Progress) -> Progress:
-    """A function that reports the progress of one LLM's search under its name. Its messages are no stages of
+    """A function that reports the progress of one LLM's search under the LLM's name, and not as a stage of
     the whole plan.
     """
 
@@ -117,8 +119,8 @@ def _plan_shared(
     deadline: float,
     progress: Progress,
 ) -> SharedPaper:
-    """The fleets of LLMs that do not fit within the limits as they would be alone: the best choice for all,
-    then each LLM searched within what the others leave.
+    """The fleets of LLMs whose fleets alone exceed the limits together: the best choice for all LLMs, then
+    each LLM searched within what the others leave.
     """
     searched = _on_all_draws(searched_alone)
     until = slice_of(deadline, 1)
@@ -168,14 +170,15 @@ def _plan_shared(
 
 
 def _on_all_draws(searched: Sequence[Searched]) -> list[Searched]:
-    """What was searched for each LLM, with its problems on all draws of the traffic."""
+    """The searches of each LLM, with their problems on all draws of the traffic."""
     return [[(on_all_draws(problem), best) for problem, best in each] for each in searched]
 
 
 def _designs_of_all(searched: Sequence[Searched]) -> list[list[FleetDesign]]:
     """The designs of each LLM under all choices of its policies."""
     return [
-        [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
+        [design for problem, best in llm_searches for design in designs_of(problem, best.level0)]
+        for llm_searches in searched
     ]
 
 
@@ -187,9 +190,11 @@ def find_nodes_of_least_bill(
     progress: Progress,
     passes_test: Callable[[int, Counts], bool],
 ) -> dict[str, int] | None:
-    """The GPUs of each stock that are paid for the fleets of the least bill, idle ones of whole nodes among
-    them; None if no fleets with one worker type per pool and a smaller bill than `below_usd_per_h` are found.
-    The fleet of each LLM, by its number, passes the test, unless MOST_BILL_TESTS choices of fleets failed.
+    """How many GPUs of each stock are paid for the fleets of the least bill, including the idle GPUs of whole
+    nodes. None if no fleets with one worker type per pool and a bill below `below_usd_per_h` are found.
+
+    `passes_test` tests the fleet of an LLM, given by its number. All fleets passed, unless MOST_BILL_TESTS
+    choices of fleets failed or the time ran out.
     """
     searches = _on_all_draws(searched_alone)
     for _ in range(MOST_BILL_TESTS):
@@ -206,7 +211,7 @@ def find_nodes_of_least_bill(
             return None
         failed = [
             (design, counts)
-            for k, (design, vector) in enumerate(cheapest.best)
+            for k, (design, vector) in enumerate(cheapest.best)  # One design per LLM, in their order.
             if not passes_test(k, counts := design.counts(vector))
         ]
         if not failed or is_over(deadline):
@@ -223,8 +228,8 @@ def _serve_any_mix(
     searched: Sequence[Searched], limits: FleetLimits, deadline: float, progress: Progress
 ) -> tuple[list[Problem], list[Counts]] | None:
     """Fleets of all LLMs within the limits, which may have several worker types, and the problems that they
-    solve. The LLMs are served in turn: each takes the fleet that it would have alone, if that fits into what
-    is left, or else what a search finds there. None if no turn serves all.
+    solve. The LLMs are served in turn: each takes its fleet alone if that fits into what is left, or else the
+    fleet that a search finds there. None if no order serves all LLMs.
     """
     problem_of: dict[int, Problem] = {}
 
@@ -242,7 +247,9 @@ def _serve_any_mix(
 
 
 def _find_any_mix(problem: Problem) -> Counts | None:
-    """The best fleet found for an LLM within the limits of its problem; None if none was found."""
+    """The best fleet, of any mix of worker types, that is found within the problem's limits; None if none
+    is found.
+    """
     try:
         return find_best_fleet(replace(problem, lower=lower_bound(problem)), []).best
     except (InfeasibleError, OutOfTimeError):
@@ -250,7 +257,7 @@ def _find_any_mix(problem: Problem) -> Counts | None:
 
 
 def _level0_value(searched: Searched) -> float:
-    """The value of the best fleet with one worker type per pool."""
+    """The objective of the best fleet with one worker type per pool; infinite if there is none."""
     problem, best = best_of(searched)
     level0 = best.level0.search
     return level0.value if level0.best is None else objective_paid(problem, level0.best)
@@ -263,31 +270,32 @@ def _level0_where_all_fit(searched_alone: Sequence[Searched], limits: FleetLimit
     They are known if the best fleets are not cheaper, or if the fleets of level 0 fit together too.
     """
     best = [best_of(searched)[1] for searched in searched_alone]
-    found = [min(each, key=lambda pair: pair[1].level0.search.value) for each in searched_alone]
-    level0 = [result.level0.search for _, result in found]
+    cheapest = [min(searched, key=lambda pair: pair[1].level0.search.value) for searched in searched_alone]
+    level0 = [result.level0.search for _, result in cheapest]
     least = sum(search.value for search in level0)
-    is_exact = all(result.level0.search.is_exhausted for each in searched_alone for _, result in each)
+    all_searches = list(itertools.chain.from_iterable(searched_alone))
+    is_exact = all(result.level0.search.is_exhausted for _, result in all_searches)
     # Only the best fleets were simulated on all draws, so with draws those of level 0 are not known to hold.
-    has_draws = any(problem.draws for each in searched_alone for problem, _ in each)
-    is_reachable = least <= sum(search.value for search in best) * (1 + ROUNDING)
-    is_reachable |= not has_draws and joint_limits.fit_together(limits, (search.best for search in level0))
-    value = least if is_reachable else math.inf
+    has_draws = any(problem.draws for problem, _ in all_searches)
+    are_known = least <= sum(search.value for search in best) * (1 + ROUNDING)
+    are_known |= not has_draws and joint_limits.fit_together(limits, (search.best for search in level0))
+    value = least if are_known else math.inf
     bound = least if is_exact else 0.0
-    fleets = [(problem, result.level0.search.best or ()) for problem, result in found]
+    fleets = [(problem, result.level0.search.best or ()) for problem, result in cheapest]
     return _without_tie_breaks(Cheapest(None, value, bound, is_exact, rounds=0), fleets)
 
 
 def _without_tie_breaks(level0: Cheapest, fleets: Iterable[tuple[Problem, Counts]]) -> Cheapest:
-    """The same result without the prices that the search adds to break ties (`Problem.without_tie_break`),
-    of owned GPUs too. `fleets` are those with the result's value. A bound below that value is rounded down to
-    whole Watts.
+    """The same result without the prices that the search adds to break ties (`Problem.without_tie_break`,
+    `objective_paid`). `fleets` are those with the result's value. A bound below that value is rounded down to
+    whole Watts where the objective is power.
     """
     fleets = list(fleets)
     problem, _ = fleets[0]
     bound = paid_at_least(problem, problem.without_tie_break(level0.bound))
     if not math.isfinite(level0.value):
         return replace(level0, bound=bound)
-    value = sum(objective_paid(each, counts) for each, counts in fleets)
+    value = sum(objective_paid(llm_problem, counts) for llm_problem, counts in fleets)
     is_tight = level0.bound >= level0.value * (1 - ROUNDING)
     return replace(level0, value=value, bound=value if is_tight else bound)
 
@@ -307,19 +315,21 @@ def _simulate_all_cheaper(
     searched: Sequence[Searched], llms: Sequence[Sequence[FleetDesign]], shared: Cheapest, deadline: float
 ) -> bool:
     """Simulate every fleet of level 0 that a choice cheaper than `shared` could contain, and record in the
-    designs which ones hold.
+    designs (`llms` has those of each LLM) which fleets are feasible.
 
     In a better choice an LLM costs at most the value of `shared` minus the least values of the others alone,
     which must be exact. Returns whether all such fleets were simulated.
     """
-    alone_values = [min(result.level0.search.value for _, result in each) for each in searched]
+    alone_values = [
+        min(result.level0.search.value for _, result in llm_searches) for llm_searches in searched
+    ]
     for problem, fleet_search in itertools.chain.from_iterable(searched):
         if not fleet_search.level0.search.is_exact or problem.draws:
             return False
     effort = 0
-    for i, each in enumerate(searched):
-        ceiling = shared.value - (sum(alone_values) - alone_values[i])
-        for problem, fleet_search in each:
+    for k, llm_searches in enumerate(searched):
+        ceiling = shared.value - (sum(alone_values) - alone_values[k])
+        for problem, fleet_search in llm_searches:
             level0 = fleet_search.level0
             mixed = level0.with_role("mixed")
             pairs = list(itertools.product(level0.with_role("prefill"), level0.with_role("decode")))
@@ -327,14 +337,14 @@ def _simulate_all_cheaper(
             count = count_cheaper(mixed, pairs, search, ceiling)
             if not math.isfinite(count) or effort + count * LEAST_EFFORT > WALK_EFFORT:
                 return False
-            before = effort_spent()
+            effort_before = effort_spent()
             for counts in cheaper_fleets(mixed, pairs, search, ceiling):
-                if is_over(deadline) or effort + effort_spent() - before > WALK_EFFORT:
+                if is_over(deadline) or effort + effort_spent() - effort_before > WALK_EFFORT:
                     return False
                 problem.oracle.holds(counts)
             feasible = {fleet: True for fleet, holds in problem.oracle.verdicts.items() if holds}
-            learn_from([design for design in llms[i] if design.llm_problem is problem], feasible)
-            effort += effort_spent() - before
+            learn_from([design for design in llms[k] if design.llm_problem is problem], feasible)
+            effort += effort_spent() - effort_before
     return True
 
 
@@ -379,11 +389,12 @@ def _search_in_order(
 
 
 def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> Searched:
-    """Search for an LLM within the limits that others leave, starting from the fleet `start`."""
+    """Search for an LLM within the limits that the other LLMs leave, starting from the fleet `start`."""
     problem = joint_limits.problem_within(problem, remaining)
     problem = replace(problem, lower=lower_bound(problem))
     found = find_best_fleet(problem, [problem.oracle.fleet(start)])
-    if not problem.allows(found.best):  # The search counts GPUs in use; with the others it takes a node more.
+    # The search counts GPUs in use, but beside the other LLMs its fleet may take one node too many.
+    if not problem.allows(found.best):
         value = objective_of(start)
         search = replace(found.level0.search, best=start, value=value, is_exhausted=False, is_exact=False)
         found = replace(found, best=start, value=value, level0=replace(found.level0, search=search))
@@ -391,7 +402,7 @@ def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> Se
 
 
 def others_leave_fact(remaining: FleetLimits) -> OthersLeave:
-    """What the others leave of each limit, as a fact for the certificate."""
+    """What the other LLMs leave of each limit, as a fact for the certificate."""
     return OthersLeave(tuple(Remainder(limit, amount) for limit, amount in remaining.rows()))
 
 
@@ -407,7 +418,9 @@ def gives_way_facts(
 
 
 def slice_of(deadline: float, shares: int) -> float:
-    """The end of the first of `shares` equal shares of the remaining time, with one more in reserve."""
+    """The end of the first of `shares` equal shares of the remaining time, when one more share is kept back
+    for what follows.
+    """
     now = now_s()
     return now + max(deadline - now, 0.0) / (shares + 1)
 
@@ -418,21 +431,22 @@ def _search_alone(part: LlmQuestion, catalog: Catalog, seed: int, conditions: Co
         return search_llm(SearchInputs(part.task, part.trace, catalog, seed, conditions))
     except InfeasibleError as error:
         raise error.of_llm(f"{part.name}, even with all of the fleet for itself") from None
-    except PlannerError as error:  # All other errors have a message alone.
+    except PlannerError as error:  # Unlike InfeasibleError, the other errors hold nothing but a message.
         raise type(error)(f"{part.name}: {error}") from None
 
 
 def _simulate_in_turn(
     searched: Sequence[Searched], limits: FleetLimits, until: float, progress: Progress
 ) -> None:
-    """Search the LLMs one after another, each within what those before it leave, in orders that begin with
-    each of them, until one order serves all.
+    """Search the LLMs one after another, each within what those before it leave, in the orders of
+    `serve_in_turn`, until one order serves all LLMs.
 
-    Nothing is returned. The oracles keep the verdicts, and the master problem begins with them.
+    Nothing is returned: the oracles record the verdicts, and the master problem begins with them.
     """
 
     def serve(k: int, remaining: FleetLimits) -> Counts | None:
-        value_of: dict[Counts, float] = {}  # The best fleet under each choice of policies, with its value.
+        # The value of the best fleet under each choice of policies, by fleet.
+        value_of: dict[Counts, float] = {}
         for problem, _ in searched[k]:
             if is_over(until):
                 return None

@@ -45,10 +45,11 @@ class SharedPlan:
     """A plan for every LLM, within limits that they share.
 
     `plans`, `paper` and `alone` have an entry per LLM, by its name. `paper` is the objective of its fleet on
-    paper within the shared limits, and `alone` that of the fleet on paper which it would have if no other
-    LLM used any of the limits. `answers` are the three answers for all LLMs, empty where not
-    every LLM requires safety. `in_production` says how the fleets of production were chosen, and which LLMs
-    pay more there than they would alone. The fields of the next paragraph are about the fleets on paper.
+    paper within the shared limits, and `alone` the objective of its fleet with all of the limits for itself:
+    the production fleet if such fleets were found, else the fleet on paper. `answers` are the three answers
+    for all LLMs, empty unless every LLM requires safety. `in_production` says how the fleets of production
+    were chosen, and which LLMs pay more there than they would alone. The fields of the next paragraph are
+    about the fleets on paper.
 
     A value is the sum of the LLMs' objectives, in `unit`. `level0` is the least value found of fleets with
     one worker type per pool; None if it was not computed, because fleets of several types have a lower value.
@@ -58,8 +59,9 @@ class SharedPlan:
     make the fleets dearer. `rounds` counts how often the master problem (planner/solvers/master.py) chose a
     fleet for each LLM.
 
-    `placement` says which fleets are on which nodes; it is None where GPUs are not placed on nodes. Fleets
-    with a smaller bill take no more GPUs of each stock than `fewer_gpus`; None if no such are known.
+    `placement` says which workers are on which nodes; it is None where GPUs are not placed on nodes.
+    `fewer_gpus` has the GPUs of each stock that are enough for fleets with a smaller bill; None if no such
+    fleets are known.
     """
 
     plans: Mapping[str, Plan]

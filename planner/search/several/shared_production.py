@@ -4,15 +4,15 @@
             together, they are the answer.
     share   Otherwise one master (level0/cheapest.py) chooses among the designs (level0/designs.py) of all
             LLMs. It does so twice: first with the rule that a prefill pool which misses TTFT alone misses
-            it in every pair, then without that rule. A fleet holds if it misses its SLO in no more of its
-            LLM's scenarios than it may. The LLMs are also served in turn, each from what those before it
-            leave, which also finds fleets of several worker types.
+            it in every pair, then without that rule. A fleet is feasible if it misses its SLO in no more of
+            its LLM's scenarios than `kept_in` allows. The LLMs are also served in turn, each within what
+            those before it leave, which also finds fleets of several worker types.
     refine  Each LLM is searched within what the others leave, if its fleet may have several types.
     test    Each fleet is tested in scenarios that no search has seen. The test scenarios of a fleet that
             fails join the search scenarios of its LLM, and the search continues at `share`.
 
-Scenarios of different LLMs are drawn independently: each LLM keeps its own SLO in enough of its own, and the
-plan states nothing about all LLMs keeping theirs at the same time.
+Scenarios of different LLMs are drawn independently: each LLM keeps its SLO in enough of its own scenarios,
+and the plan does not state how often all LLMs keep their SLOs at the same time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from planner.search.several.shared_paper import slice_of
 from planner.solvers.master import FleetLimits
 from planner.units import in_unit, show_amount
 
-# After the last failed test a fleet is tested with at most this many workers more in a pool. Set by hand.
+# A fleet that failed its last test is tested again with at most this many more workers per pool. Set by hand.
 MOST_GROWN = 2
 
 
@@ -59,8 +59,8 @@ MOST_GROWN = 2
 class LlmOnPaper:
     """One LLM as it was planned on paper.
 
-    `alone` is the search of `problem`, in which the LLM has all of the limits for itself. `paper` has the
-    LLM's fleet beside the fleets of the others, all within the shared limits.
+    `alone` is the result for `problem`, in which the LLM has all of the limits for itself. `paper` has the
+    LLM's fleet that fits within the shared limits beside the fleets of the other LLMs.
     """
 
     name: str
@@ -73,9 +73,9 @@ class LlmOnPaper:
 class SharedProduction:
     """The results of all LLMs, in their order.
 
-    An LLM's production is None if it requires no safety. `fleets` fit together; `alone` has the fleet of each
-    LLM with all of the limits for itself. `how_chosen` is None if `fleets` are those on paper. `llms` is what
-    the search knows of each LLM, empty if `fleets` are those on paper.
+    The entry of an LLM in `productions` is None if it requires no safety. `fleets` fit together; `alone` has
+    the fleet of each LLM with all of the limits for itself. `llms` is the last state of each LLM's search.
+    If `fleets` are those on paper, `how_chosen` is None and `llms` empty.
     """
 
     productions: tuple[three_answers.Production | None, ...]
@@ -85,13 +85,15 @@ class SharedProduction:
     llms: tuple[_LlmProduction, ...] = ()
 
     def scenario_searches(self) -> list[list[tuple[Problem, FleetSearch]]]:
-        """Each LLM's problem in its scenarios, with what is known of its fleets, and its search on paper.
-        Empty if `fleets` are those on paper.
+        """Each LLM's problem in its scenarios, with the verdicts found so far, and its search on paper. Empty
+        if `fleets` are those on paper.
         """
         if not self.llms:
             return []
-        known = zip(self.llms, self.fleets, strict=True)
-        return [[(_with_known_verdicts(llm, (fleet,)), llm.on_paper.alone)] for llm, fleet in known]
+        return [
+            [(_with_known_verdicts(llm, (fleet,)), llm.on_paper.alone)]
+            for llm, fleet in zip(self.llms, self.fleets, strict=True)
+        ]
 
     def passes_test(self, k: int, counts: Counts) -> bool:
         """Whether a fleet of the k-th LLM passes the LLM's test, if it has one."""
@@ -101,7 +103,7 @@ class SharedProduction:
 
 @dataclass(slots=True, eq=False)
 class _LlmProduction:
-    """What the search knows of one LLM; it changes as the search goes on.
+    """The state of the search for one LLM.
 
     `problem` is the LLM's problem in its scenarios, the hardest first; `alone` its production fleet with all
     of the limits for itself; `kept_in` the result of the last test. An LLM that requires no safety has no
@@ -123,9 +125,7 @@ class _LlmProduction:
         )
 
     def extend_time(self, deadline: float) -> None:
-        """Let searches and tests go on until `deadline`, where they had a part of the time: the search for
-        this LLM by itself.
-        """
+        """Set the deadline of later searches and tests, which had that of the LLM's search alone so far."""
         self.problem = replace(self.problem, deadline=deadline, progress=report_nothing)
         self.problem.oracle.until = deadline
         if self.test is not None:
@@ -137,12 +137,13 @@ class _LlmProduction:
         """
         assert self.test is not None and self.kept_in is not None
         tested_count = self.kept_in.scenario_count
-        scenarios = [self.test.scenarios[self.test.first + i] for i in range(tested_count)]
+        first = self.test.first
+        scenarios = [self.test.scenarios[i] for i in range(first, first + tested_count)]
         scenarios += self.problem.oracle.scenarios
         self.problem = with_scenarios(
             self.on_paper.problem, scenarios, self.test.safety.most_missed(len(scenarios))
         )
-        self.test.first = next_block(self.test.first + tested_count)
+        self.test.first = next_block(first + tested_count)
         self.alone_holds = False
 
 
@@ -192,8 +193,8 @@ def share_production(
 def production_or_paper_of_all(
     llms: Sequence[LlmOnPaper], limits: FleetLimits, deadline: float, progress: Progress
 ) -> SharedProduction | None:
-    """The same as `share_production`; but where that raises InfeasibleError, the answer is the fleets on
-    paper, with the error as the reason.
+    """The result of `share_production`, or if it raises InfeasibleError, the fleets on paper with the error
+    as the reason.
     """
     try:
         return share_production(llms, limits, deadline, progress)
@@ -238,8 +239,8 @@ def _add_common_share(
     deadline: float,
     progress: Progress,
 ) -> InfeasibleError:
-    """The same error, which also states the largest share of scenarios that all LLMs keep together, where the
-    time is enough to find it.
+    """The same error, which also states the largest share of scenarios that all LLMs keep together, if it is
+    found in time.
     """
     problems = [
         replace(with_search_scenarios(llm.problem), deadline=deadline, progress=report_nothing)
@@ -247,13 +248,13 @@ def _add_common_share(
     ]
     common = in_time(partial(_find_common_share, llms, problems, limits, deadline, progress), None)
     if common is None:
-        error.most_kept = None  # The value it had was for one of the LLMs by itself.
+        error.most_kept = None  # Its value is about one LLM alone, not about all LLMs together.
         return error
     return InfeasibleError(
         f"{error}; {common}",
         kind=error.kind,
         constraint=error.constraints,
-        # Where even idle workers miss a limit, no stock helps, and the error says what does.
+        # If even idle workers miss a latency limit, no stock helps, and the error already says what does.
         relaxation=error.relaxation
         if error.kind == "latency"
         else f"{common.relaxation}, more stock, or safety: none",
@@ -269,7 +270,8 @@ def _find_common_share(
     deadline: float,
     progress: Progress,
 ) -> CommonShare:
-    """The largest share of scenarios that all LLMs keep together: that of their fleets on paper, or more.
+    """The largest share of scenarios that all LLMs are found to keep together: that of the fleets on paper,
+    or a larger one.
 
     Raises StoppedError if the time is over before the share of the fleets on paper is known.
     """
@@ -312,10 +314,10 @@ def _plan_within_shared_limits(
 def _choose_fleets(
     llms: Sequence[_LlmProduction], limits: FleetLimits, deadline: float, progress: Progress
 ) -> tuple[list[Counts] | None, Cheapest]:
-    """The cheaper one of two results: the fleets of the LLMs served in turn, and those that the master finds;
-    with the result of the master. No fleets if the time ran out first.
+    """The cheaper of two choices of fleets: that of the LLMs served in turn, and that of the master; and the
+    result of the master. No fleets if the time ran out first.
 
-    Raises InfeasibleError if neither finds fleets, even if the LLMs in turn may take fleets of several types.
+    Raises InfeasibleError if neither finds fleets, nor the LLMs in turn with fleets of several worker types.
     """
     fleets = _serve_in_turn(llms, limits, deadline)
     known_problems = [
@@ -343,9 +345,9 @@ def _choose_fleets(
         )
 
     designs, shared = find_below(math.inf, pools_alone=True)
-    # Most prefill pools that miss TTFT alone miss it in every pair too, which makes the first search short.
-    # The second one finds the pairs for which that is not so: it begins with the verdicts of the first, and
-    # with its value as the upper bound.
+    # Most prefill pools that miss TTFT alone miss it in every pair too; that rule (`pools_alone`) makes the
+    # first search short. The second search finds the pairs for which the rule is wrong: it begins with the
+    # verdicts of the first, and with its value as the upper bound.
     _, cheaper = find_below(shared.value, pools_alone=False)
     rounds = shared.rounds + cheaper.rounds
     if cheaper.best is not None:
@@ -359,7 +361,7 @@ def _choose_fleets(
     if is_over(deadline):
         return None, shared
     now = now_s()
-    # The other half of the time is for the changes that the error proposes, if this search finds nothing.
+    # If this search finds nothing, the other half of the time is for the changes that the error proposes.
     half_time = now + (deadline - now) / 2
     progress("production: fleets of several types, the LLMs in turn")
     mixed = _serve_in_turn(llms, limits, half_time, any_mix=True)
@@ -400,11 +402,10 @@ def _infeasible_error(
 
 
 def _with_known_verdicts(llm: _LlmProduction, feasible: Sequence[Counts]) -> Problem:
-    """The LLM's problem with an oracle of its own, in which fleets are recorded that fail on paper or in the
-    LLM's scenarios, and fleets that hold: those in `feasible`, and `llm.alone` unless it failed a test.
+    """The LLM's problem with a copy of its oracle, which records as failing the fleets that failed on paper
+    or in the LLM's scenarios, and as feasible those in `feasible`, and `llm.alone` unless it failed a test.
 
-    Other fleets that held in the search are not recorded: it may have simulated them in a part of the
-    scenarios only.
+    No other feasible fleets are recorded, because the search may have simulated them in some scenarios only.
     """
     problem = llm.problem
     fails = {fleet: False for fleet, holds in llm.on_paper.problem.oracle.verdicts.items() if not holds}
@@ -418,8 +419,8 @@ def _with_known_verdicts(llm: _LlmProduction, feasible: Sequence[Counts]) -> Pro
 def _serve_in_turn(
     llms: Sequence[_LlmProduction], limits: FleetLimits, deadline: float, *, any_mix: bool = False
 ) -> list[Counts] | None:
-    """The fleets of the LLMs by `joint_limits.serve_in_turn`: each LLM takes its fleet `alone` if that fits
-    into what is left, or else a fleet that a search finds there.
+    """The fleets of the LLMs by `joint_limits.serve_in_turn`: each LLM takes its fleet `alone` if that is
+    within the remaining limits, or else a fleet that a search finds within them.
     """
 
     def serve(k: int, remaining: FleetLimits) -> Counts | None:
@@ -465,8 +466,9 @@ def _test_fleets(
 
 
 def _grow_failed(llms: Sequence[_LlmProduction], fleets: list[Counts], limits: FleetLimits) -> list[Counts]:
-    """The fleets, in which each one that failed its last test has up to MOST_GROWN workers more in a pool or
-    in all pools, if such a fleet passes the test and fits beside the others. The cheapest is taken first.
+    """The fleets, but for each that failed its last test the cheapest one that passes it and fits beside the
+    others, among those with up to MOST_GROWN more workers in one pool or in all pools. A fleet stays as it is
+    if none passes.
     """
     grown = list(fleets)
     for k, llm in enumerate(llms):
@@ -475,9 +477,9 @@ def _grow_failed(llms: Sequence[_LlmProduction], fleets: list[Counts], limits: F
         problem = joint_limits.problem_within(llm.problem, joint_limits.limits_beside(limits, grown, k))
         pools = range(len(grown[k]))
         larger = [
-            add_workers(grown[k], more, which)
+            add_workers(grown[k], more, grown_pools)
             for more in range(1, MOST_GROWN + 1)
-            for which in dict.fromkeys((*((pool,) for pool in pools), tuple(pools)))
+            for grown_pools in dict.fromkeys((*((pool,) for pool in pools), tuple(pools)))
         ]
         candidates = sorted(filter(problem.allows, larger), key=objective_of)
         trial = FleetTrial(grown[k], llm.kept_in, problem, llm.test)
@@ -489,10 +491,10 @@ def _grow_failed(llms: Sequence[_LlmProduction], fleets: list[Counts], limits: F
 def _answer_each(
     llms: Sequence[_LlmProduction], fleets: Sequence[Counts], limits: FleetLimits, deadline: float
 ) -> tuple[three_answers.Production | None, ...]:
-    """The three answers (three_answers.py) of each LLM, None if it requires no safety.
+    """The three answers (three_answers.py) for each LLM, None if it requires no safety.
 
-    A fleet that survives a loss must fit beside the fleets of the other LLMs: beside those that survive a
-    loss, where such a fleet was found for an earlier LLM, else beside the production fleet.
+    An LLM's fleet with a loss must fit beside one fleet of each other LLM: for an earlier LLM the fleet with
+    a loss, if one was found, else the production fleet.
     """
     in_production, fleets_to_fit_beside = list(fleets), list(fleets)
     productions: list[three_answers.Production | None] = []
@@ -500,7 +502,8 @@ def _answer_each(
         if llm.test is None or llm.kept_in is None:
             productions.append(None)
             continue
-        # The fleet for production, which with_answers may replace, must fit beside those of the others.
+        # `with_answers` may replace the production fleet, so its problem has the limits that are left beside
+        # the other production fleets.
         problem = joint_limits.problem_within(
             replace(llm.on_paper.problem, deadline=deadline),
             joint_limits.limits_beside(limits, in_production, k),
