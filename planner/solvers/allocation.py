@@ -87,8 +87,8 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
         raise _stock_error(instance, time_limit_s)
     if outcome.status == "optimal":
         return _allocation(instance, n, x, outcome)
-    # The time ended first. The relaxation, which is the model without whole numbers, gives a bound, and also
-    # counts if the solver has found none.
+    # The time ended first. The relaxation (the model without whole numbers) gives a bound; if the solver
+    # found no counts, those of the relaxation are rounded up below.
     relaxed, relaxed_n, relaxed_x = _formulate(instance, is_integer=False)
     relaxation = run_highs(relaxed)
     if relaxation.status == "infeasible":
@@ -150,8 +150,8 @@ def _formulate(
 
 
 def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
-    """(J,): the types that no other type with unlimited stock can replace at the same price or less. The
-    first of equal types is kept.
+    """Whether each type (J,) is worth using: no other type with unlimited stock serves as much at the same
+    price or less. Of equal types the first is worth using.
     """
     k, c = instance.sustained_rps, instance.price_usd_per_h
     is_used = np.ones(len(c), bool)

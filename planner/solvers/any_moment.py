@@ -8,9 +8,10 @@ Sets   c  pool     k  1, 2, ... workers: "level" (c, k) is up while k or more wo
        i  point in time of a level: every a and b of a need on it, in order, from t_0 = 0 on
 Data   s_c  start-up [s]     p_ck  what the k-th worker adds to the price of all below it [USD/h]
        l_i  from t_i to t_(i+1) [h]     f_v, F_v  paid at least in stretch v, and from v on [USD] (LeastPaid)
-       need (a, b, c, n)  at some moment from a to b more than n workers of c are ready: level (c, n+1) is up
-Vars   y_i  0 or 1: the level is up from t_i to t_(i+1)     w_i  it comes up at t_i     y_-1  up at time zero
-       e_v  USD paid in v beyond what levels cost
+       need (a, b, c, n)  at some moment from a to b [s] level (c, n+1) is up: more than n workers of c are
+       ready
+Vars   y_i  0 or 1: the level is up from t_i to t_(i+1)     y_-1  0 or 1: it is up at time zero
+       w_i  0 or 1: it comes up at t_i                      e_v  USD paid in v beyond what levels cost
 
   min   sum over levels of p_ck (sum_i l_i y_i + s_c sum_i w_i)  +  sum_v e_v
   s.t.  comes_i   y_i <= y_(i-1) + w_i,   w_i = 0 where t_i < s_c
@@ -21,26 +22,26 @@ No run that meets every cut costs less than the optimum, because every run gives
 costs no more:
 
   1. What a level costs. Let Z be the times at which k or more workers are ready. Each of these workers was
-     started s_c before, or is there from time zero, so k workers are paid from s_c before each time of Z on.
+     started s_c earlier, or is there from time zero, so k workers are paid from s_c before each time of Z on.
      Two stretches of Z that are no more than s_c apart are paid as if they were one. So level (c, k) costs
-     p_ck times the length of each stretch and a start-up, and before s_c nothing comes up that is not up from
-     time zero on.
+     p_ck times the length of each stretch and a start-up, and a level that is not up at time zero comes up at
+     s_c at the earliest.
   2. Stretches may begin and end at points in time t_i. Let b be the first end of the needs that a stretch
      meets, and a their last beginning. First case, b <= a: the part of the stretch from b to a meets the same
      needs and costs no more. Second case, a < b and one of the two lies in the stretch: it is enough to be up
      at that moment alone (w_i = 1, y_i = 0). Third case, all others: no t_i of the level lies in the stretch,
      and coming up at the next t_i meets all of its needs.
-  3. The rows work_v. In the first two cases of 2 the program's solution pays in no v what the run does not.
-     In the third case work_v counts w_i as paid from s_c before the t_i before it to the t_i after it, which
-     is longer than s_c. What the run pays beyond is e_v.
+  3. The rows work_v. In the first two cases of 2 the program's solution pays in each v at most what the run
+     pays. In the third case the run may pay earlier or later than the solution, so work_v counts w_i as paid
+     from s_c before t_(i-1) to t_(i+1), which is longer than s_c. The rest of what the run pays is e_v.
 
 In a run a level is up only while all levels below it are. The program has no rows for this. Where it matters,
 cuts on the lower levels have the same effect.
 
-Whole units (an hour, say) have a program of their own, without the rows work_v. A pool gives up the worker
-first that it started last, as `simulator/elastic.py` does. So k or more workers are there, starting ones
-among them, exactly while one worker of them lives: level (c, k) is paid as this worker, or as the node that
-it is the first on, in whole units of U seconds. The day is cut into slots of U / UNIT_PARTS.
+Billing by whole units (an hour, say) has a program of its own, without the rows work_v. As in
+`simulator/elastic.py`, a pool first gives up the worker that it started last. So there are k or more workers,
+ready or starting, exactly while the k-th worker lives: level (c, k) pays for this worker, or for the node on
+which it is the first, in whole units of U seconds. The day is cut into slots of U / UNIT_PARTS.
 
 Vars   q_mj  lives of the level, ordered in slot m, of which unit j is paid     a_n  0 to 1: alive in slot n
   s.t.  paid_m    sum of the w_i with t_i - s_c in slot m, and y_-1 if m = 0  <= q_m1
@@ -53,8 +54,8 @@ slot n in which it is alive. The changes of point 2 make no life longer.
 
 Where nodes are sold whole and only one pool is on a kind of node, the first worker of a node pays the whole
 node with its GPUs idle, and each worker also pays what its GPUs cost more in use than idle. p_ck is never
-more than what is paid (`prices_by_level`). Where several pools share a kind of node, idle GPUs cost nothing
-here, which keeps the bound a bound.
+more than what is paid (`prices_by_level`). Where several pools share a kind of node, idle GPUs count as free,
+so the bound stays a lower bound.
 """
 
 from __future__ import annotations
@@ -223,8 +224,8 @@ def cheapest_levels(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PaidByStretch:
-    """What each column of a level, if its variable is 1, pays in each stretch v of the rows work_v:
-    `usd_of[v]` is USD by column. Stretch v goes from `starts_s[v]` to `ends_s[v]`.
+    """What the columns of all levels pay in each stretch v of the rows work_v: `usd_of[v]` has the USD by
+    column, for a variable of 1. Stretch v goes from `starts_s[v]` to `ends_s[v]`.
     """
 
     starts_s: Floats
@@ -282,15 +283,20 @@ def _add_level(
 def _add_units(
     builder: ProgramBuilder, day: DayTerms, level: _Level, start_s: float, unit_usd: float
 ) -> None:
-    """Add the columns q and a of one level, and its rows paid_m, unit_mj, alive_n and up_i."""
+    """Add the columns q and a of one level, and its rows paid_m, unit_mj, alive_n and up_i. `unit_usd` is the
+    price of one unit of its worker.
+    """
     last_s, slot_s = float(day.edges_s[-1]), day.unit_s / UNIT_PARTS
     slots = int(last_s // slot_s) + 1
+    # For each slot m: the terms of the row paid_m but q_m1, by column.
     coming: list[dict[int, float]] = [{} for _ in range(slots)]
     coming[0][level.up[0]] = -1.0
     for at_s, w in zip(level.points_s.tolist(), level.comes, strict=True):
         if w >= 0:
             coming[int(max(at_s - start_s, 0.0) // slot_s)][w] = -1.0
-    alive: list[dict[int, float]] = [{} for _ in range(slots)]
+    alive: list[dict[int, float]] = [
+        {} for _ in range(slots)
+    ]  # For each slot n: the q_mj of the row alive_n.
     for m, columns in enumerate(coming):
         if not columns:
             continue
@@ -298,6 +304,7 @@ def _add_units(
         for j in range(1, max(day.count_units(last_s - m * slot_s), 1) + 1):
             before, unit = unit, builder.add_variable(math.inf, cost=unit_usd)
             builder.add_row({unit: 1.0} | columns if j == 1 else {before: 1.0, unit: -1.0}, 0.0)
+            # In these slots j is the first unit that may still last for a life that was ordered in slot m.
             first = m if j == 1 else m + 1 + (j - 1) * UNIT_PARTS
             for n in range(first, min(m + 1 + j * UNIT_PARTS, slots)):
                 alive[n][unit] = 1.0
@@ -311,8 +318,8 @@ def _add_units(
 
 
 def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:
-    """These cuts, each once. A cut of a single need is left out if another cut of a single need on the same
-    level implies it, because its stretch lies inside.
+    """These cuts, each once. A cut of a single need is left out if the stretch of its need contains that of
+    another such cut on the same level, which implies it.
     """
     several = [cut for cut in cuts if len(cut) > 1]
     alone: dict[tuple[int, int], set[tuple[float, float]]] = {}
@@ -321,7 +328,8 @@ def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:
     shortest: list[Needs] = []
     for (c, n), stretches in alone.items():
         first_end_s = math.inf
-        # From the latest beginning to the earliest: a stretch contains one seen before if it ends no earlier.
+        # From the latest beginning to the earliest: a stretch contains an earlier one of this order if it
+        # ends no earlier.
         for begin_s, end_s in sorted(stretches, key=lambda stretch: (-stretch[0], stretch[1])):
             if end_s < first_end_s:
                 first_end_s = end_s

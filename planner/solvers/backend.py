@@ -2,10 +2,10 @@
 
 The solver is HiGHS, or CBC (bundled with PuLP) if HiGHS is missing; tests check both against OR-tools (SCIP).
 Only this module knows the peculiarities of solvers:
-- After a time limit PuLP's `status` still says "Optimal"; only `sol_status` shows that the solver was
-stopped. - PuLP's HiGHS calls an unbounded problem infeasible, and a stopped simplex a solution. - CBC reports
-no bound, and calls a problem infeasible if it was stopped before it had a point. - The value of an integer
-variable may be 3.9999999.
+- After a time limit PuLP's `status` still says "Optimal"; only `sol_status` shows the stop.
+- PuLP's HiGHS calls an unbounded problem infeasible, and a stopped simplex a solution.
+- CBC reports no bound, and calls a problem infeasible if it was stopped before it had a point.
+- The value of an integer variable may be 3.9999999.
 
 A problem with too many rows to be written term by term, or one of many that are solved in turn, is given as a
 `Program` of arrays, which only HiGHS solves. (SciPy's HiGHS would also solve it, but prints to stdout when it

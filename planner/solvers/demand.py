@@ -311,8 +311,8 @@ def _busiest_end_s(arrival_s: Floats, work: Floats, objective: float) -> float:
 def _best_start(
     arrival_s: Floats, work: Floats, objective: float, end_s: float
 ) -> tuple[float, float] | None:
-    """The start of the interval with this end whose work exceeds objective x its length by most, and by how
-    much. Only arrivals before the end may be starts; None if there is none.
+    """The start of the interval with this end whose work exceeds objective x its length by most, and that
+    excess. Only arrivals before the end may be starts; None if there is none.
     """
     before = int(np.searchsorted(arrival_s, end_s))
     if not before:

@@ -7,7 +7,7 @@ Data   x_t  how far the mean of window t lies beyond the band's edge, relative t
        k    sizes of drift that are tested, K of them, in standard deviations of a window
        c    threshold of the alarm
        z_t  = x_t / sqrt(v_t), clipped to [-CLIP_SIGMA, CLIP_SIGMA], so that one extreme window raises no
-       alarm
+            alarm
 
   L_t(k)  = exp(k z_t - k^2 / 2)                    its expectation is <= 1 within the band
   M_t(k)  = L_t(k) (M_{t-1}(k) + 1)                 Shiryaev and Roberts' sum over all beginnings of a drift
@@ -64,10 +64,10 @@ def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> t
     alarms: list[Alarm] = []
     start = 0
     while (first_alarm := _first_alarm(evidence[start:], log_sum_threshold)) is not None:
-        k, windows_before = first_alarm  # k is the index of the size.
+        size, windows_before = first_alarm
         noticed = start + windows_before
         # The likeliest beginning is where the summed evidence was lowest: from there it rose most.
-        summed = np.append(0.0, np.cumsum(evidence[start : noticed + 1, k]))
+        summed = np.append(0.0, np.cumsum(evidence[start : noticed + 1, size]))
         began = start + int(np.argmin(summed[:-1]))
         sums = np.cumsum(evidence[began:], axis=0)
         windows_to_alarm = noticed + 1 - began

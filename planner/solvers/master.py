@@ -72,8 +72,8 @@ from planner.traffic.workload import TraceLengths, Workload
 SOLVER_S = 60.0  # The time limit of one program, several times what any took on an idle machine.
 # `find_promising_fleet` may end at a fleet whose share is this close to the largest: the shares are guesses.
 PROMISE_GAP_FRAC = 0.01
-# The best batch size of a decode worker is looked for among this many sizes, which rise geometrically from
-# one to all seats. Set by hand: what follows from it is a guess.
+# The best batch size of a decode worker is searched among this many sizes, which rise geometrically from one
+# to all seats. Set by hand, as the result is only a guess.
 BATCH_SIZES = 64
 Floats = npt.NDArray[np.float64]
 _IdleGpus = dict[tuple[int, ...], pulp.LpVariable]  # i_k by the indices of the options on nodes of kind k.
@@ -117,12 +117,11 @@ class FleetLimits:
     """What a fleet may use: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in use in all.
 
     The stock of "h100-80g" includes owned GPUs and those on the spot market, that of "h100-80g@owned" only
-    the owned ones. A stock and the limit on dollars count the idle GPUs of nodes that are sold whole. A stock
-    counts only nodes of its own workers.
+    the owned ones. A stock and the limit on dollars also count the idle GPUs of nodes that are sold whole.
 
-    With `by_gpu` several LLMs share nodes. Amounts then count only GPUs in use, without those of the workers
-    `beside`, which serve the other LLMs. `first_exceeded` also tests whether the stock has whole nodes for
-    these workers and those `beside` together.
+    With `by_gpu` several LLMs share nodes. Amounts then count only the GPUs in use of this fleet, without
+    those of the workers `beside`, which serve the other LLMs. `first_exceeded` also tests whether the stock
+    has whole nodes for all of these workers together.
     """
 
     stock: Mapping[str, int | None]
@@ -157,7 +156,7 @@ class FleetLimits:
         )
 
     def use_per_worker(self, limit: FleetLimit, worker: WorkerType) -> float:
-        """a_yj: how much of a limit one worker takes. Of money it takes the price of its own GPUs."""
+        """a_yj: how much of a limit one worker uses; of the limit on cost the price of its own GPUs."""
         if limit.of == "power":
             return worker.power_w
         if limit.of == "cost":
@@ -179,7 +178,7 @@ class FleetLimits:
         return float(largest)
 
     def counts_nodes(self, limit: FleetLimit) -> bool:
-        """Whether idle GPUs of whole nodes take a part of this limit too."""
+        """Whether idle GPUs of whole nodes count for this limit too."""
         return limit.of in ("stock", "cost") and not self.by_gpu
 
     def node_rows(self) -> list[tuple[FleetLimit, float]]:
@@ -187,11 +186,11 @@ class FleetLimits:
         return [(limit, amount) for limit, amount in self.rows() if self.counts_nodes(limit)]
 
     def used(self, limit: FleetLimit, counts: Sequence[tuple[WorkerType, int]]) -> float:
-        """How much of a limit these workers take together."""
+        """How much of a limit these workers use together."""
         return float(self.used_by_each(limit, [(worker, count) for worker, count in counts if count]))
 
     def used_by_each(self, limit: FleetLimit, counts: Sequence[tuple[WorkerType, Number]]) -> Number | float:
-        """Like `used`, also for n fleets at once, with counts (n,) of each."""
+        """Like `used`, also for n fleets at once: each count is then an array (n,)."""
         uses = [(self.use_per_worker(limit, worker), worker, count) for worker, count in counts]
         used = sum(use * count for use, _, count in uses)
         if not self.counts_nodes(limit):
@@ -215,6 +214,8 @@ class FleetLimits:
             if self.used(limit, counts) > amount * (1 + ROUNDING):
                 return limit
         if self.by_gpu:
+            # A limit is what the workers `beside` leave; with their use it is the limit of all LLMs, which
+            # counts whole nodes.
             of_all = FleetLimits(self.stock)
             for limit, amount in of_all.rows():
                 amount += sum(self.use_per_worker(limit, worker) * count for worker, count in self.beside)
@@ -239,8 +240,8 @@ def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def largest_of_each(least: int, most: Floats, fits: Callable[[Floats], npt.NDArray[np.bool_]]) -> Floats:
-    """For each of P options the largest count from `least` to `most` (P,) that fits, by bisection; one below
-    `least` where none fits. If a count in `most` is infinite, no limit is set, and `most` is returned.
+    """For each of P options the largest count from `least` to `most` (P,) that fits, by bisection; `least` -
+    1 where none fits. If a count in `most` is infinite, no limit is set, and `most` is returned.
     """
     if not np.isfinite(most).all():
         return most
@@ -304,8 +305,8 @@ def recompute_break_even_tokens(latency: StepLatency, token_s: float) -> float:
             return max(-constant / linear, 0.0)
         is_never_negative = linear == 0 and constant >= 0
         return 0.0 if is_never_negative else np.inf
-    # Beyond its larger root the polynomial is positive: recomputing takes longer. Without a root it is always
-    # positive.
+    # Beyond its larger root the polynomial is positive, so recomputing takes longer. Without a root it is
+    # always positive.
     discriminant = linear * linear - 4 * quadratic * constant
     return 0.0 if discriminant <= 0 else max((np.sqrt(discriminant) - linear) / (2 * quadratic), 0.0)
 
@@ -323,7 +324,7 @@ def attention_s(
     """
     first: Floats = np.ones_like(gaps)  # The number of the first gap that counts; all later ones count too.
     if is_cached:
-        # Recomputing at the g-th gap takes at least g tokens and half of their pairs. It is dearer than
+        # At the g-th gap at least g tokens are recomputed, with g^2 / 2 pairs. That takes longer than
         # decoding if a g^2 / 2 >= d g for the pairs, and (g - 1) token_s >= b - e for the other terms.
         if latency.a_s > 0:
             least_gap = 2 * latency.d_s / latency.a_s
@@ -344,7 +345,7 @@ def attention_s(
 def fits_kv_cache(
     option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike
 ) -> npt.NDArray[np.bool_]:
-    """Whether a worker's KV cache holds requests of these lengths to their last token. Other requests are
+    """Whether requests of these lengths fit into a worker's KV cache to their last token. Other requests are
     never sent to it.
     """
     tokens = np.asarray(input_tokens, float) + np.asarray(output_tokens, float)
@@ -379,7 +380,7 @@ def least_seconds(
     """
     worker = option.type.as_one  # All data-parallel ranks as one engine (planner/fleet.py).
     latency = least_token_times(worker.latency, worker.speculation)
-    # A prompt has n tokens, of which c are cached. An answer has one gap less than tokens.
+    # A prompt has n tokens, of which c are cached. An answer of m tokens has m - 1 gaps between them.
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     c = np.asarray(cached_tokens, float)
     token_s = cheapest_token_s(latency, most_step_tokens(option))
@@ -474,8 +475,8 @@ def busy_workers(option: Option, lengths: TraceLengths, slo_work: SloWork) -> fl
 
 
 def full_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
-    """How many decode workers generate all tokens in this many seconds if each runs as many requests at once
-    as its KV cache has room for. It is a guess, not a bound, since all contexts are taken to be the mean one.
+    """How many decode workers generate all tokens in this many seconds if all their seats are always taken.
+    It is a guess, not a bound, since all contexts are taken to be the mean one.
     """
     tokens, context = _decoded_tokens(lengths)
     if not tokens:
@@ -498,8 +499,8 @@ def fewest_decode_workers(option: Option, lengths: TraceLengths, seconds: float)
         _tokens_per_s(option, context, batch) for batch in np.geomspace(1.0, seats, BATCH_SIZES)
     )
     gaps = lengths.output_tokens - 1
-    # The mean output of a request that has a seat. Long outputs keep their seats longer, so a request is
-    # weighed by its length.
+    # The mean output of a request that has a seat: each request is weighed by its length, because long
+    # outputs keep their seats longer.
     seated_tokens = float((lengths.requests * gaps * gaps).sum()) / tokens
     return tokens / (most_tokens_per_s * seconds + seats * seated_tokens)
 
@@ -518,7 +519,7 @@ def _seats(option: Option, context: float) -> float:
 
 
 def _tokens_per_s(option: Option, context: float, requests: float) -> float:
-    """Tokens that a worker generates per second if this many requests run on it, one at least, each with
+    """Tokens that a worker generates per second if this many requests (at least 1) run on it, each with
     `context` KV tokens.
     """
     worker = option.type.as_one
@@ -550,12 +551,12 @@ def bound_objective(
     at_least: float = 0.0,
     deadline: float = math.inf,
 ) -> float | None:
-    """Least objective that any fleet of these options needs under any policy; None if none is within limits.
+    """Least objective that any fleet of these options needs under any policy; None if no fleet is within the
+    limits.
 
-    `at_least` is a bound that the caller has from solvers/demand.py; it is rounded up to whole workers. If
-    the SLO requires nothing beyond prefill, decode work does not count. Each run of the solver has SOLVER_S,
-    all have until `deadline` on time.monotonic's clock. If time runs out it returns what was proved by then,
-    or the value of the relaxation without integers, or `at_least`: each is a bound.
+    `at_least` is the caller's bound from solvers/demand.py; it is raised to that of whole workers. If the SLO
+    requires nothing beyond prefill, decode work does not count. Each run of the solver has SOLVER_S, and all
+    end at `deadline` on time.monotonic's clock. If time runs out, the best bound proved so far is returned.
     """
 
     def left_s() -> float:
@@ -618,9 +619,9 @@ def find_promising_fleet(
     below_value: float | None,
     cuts: Sequence[Sequence[int]],
 ) -> tuple[tuple[int, ...], float] | None:
-    """The fleet that is expected to serve the largest share of the traffic, of those whose value is at most
-    `below_value` (None: of all), as workers per option, and that share. `shares` are s_j, `cuts` the fleets
-    n^q. None if limits and cuts exclude all fleets; an empty fleet with share 0 if time runs out.
+    """The fleet whose value is at most `below_value` (None: any) and that is expected to serve the largest
+    share of the traffic, as workers per option, and that share. `shares` are s_j, `cuts` the fleets n^q. None
+    if limits and cuts exclude all fleets; an empty fleet with share 0 if time runs out.
     """
     program = _build_fleet_program("promising", options, limits, cuts)
     problem = program.problem
@@ -666,9 +667,9 @@ def _build_fleet_program(
 ) -> _FleetProgram:
     """The variables n_j with the rows nodes_k, whole_k, limit_y, cut_q, more_j and order_j.
 
-    Without integers there are no idle GPUs, since fractions of nodes would leave none. In the objective idle
-    GPUs cost what `Option.node` says (None: no money is in the objective); the limit on money always counts
-    dollars.
+    Without integers there are no idle GPUs, since fractions of nodes would leave none. In the objective the
+    price of idle GPUs is that of `Option.node` (None: the objective is not money); the limit on cost always
+    counts dollars.
     """
     problem = pulp.LpProblem(name)
     most = [limits.most_workers(option.type) for option in options]
@@ -697,8 +698,8 @@ def _build_fleet_program(
     workers_cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
     idle_cost = pulp.lpSum([])
     if any(option.node is not None for option in options):
-        of_objective = _add_idle_gpus(problem, n, options, nodes, idle_of)
-        idle_cost = _sum_idle_cost(of_objective, [option.node for option in options])
+        idle_gpus_of_kind = _add_idle_gpus(problem, n, options, nodes, idle_of)
+        idle_cost = _sum_idle_cost(idle_gpus_of_kind, [option.node for option in options])
     return _FleetProgram(problem, n, workers_cost, idle_cost)
 
 
@@ -787,13 +788,13 @@ def _add_work_rows(program: _FleetProgram, options: Sequence[Option], load: Traf
         horizon_s, served_frac = slo_work.prefill_s, slo_work.prefill_frac
     given_up_frac = 1.0 - served_frac
     problem += pulp.lpSum(n) >= 1, "some_worker"
-    # The most prompt tokens that may hit a prefix cache, and that requests may hold together.
+    # The most prompt tokens that may hit a prefix cache, and that several requests may share in the KV cache.
     cached, shared = inputs - workload.min_uncached_tokens, inputs - workload.min_own_tokens
     u = np.array([least_seconds(o, inputs, outputs, cached, is_cached=is_cached) for o in options])
     m = np.array([least_token_seconds(o, inputs, outputs, shared, is_cached=is_cached) for o in options])
     # A request of one token ends on its prefill worker, so nothing is handed off.
     b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * load.kv_bytes_per_token * (outputs > 1)
-    # Whether a request fits is decided by its whole answer, even where only its prefill is required.
+    # A request must fit with its whole answer, even where the SLO requires only its prefill.
     fits_cache = np.array([fits_kv_cache(o, inputs, workload.min_output_tokens) for o in options])
     x = [
         [problem.add_variable(f"x_{k}_{j}", 0, None if fits_cache[j, k] else 0) for j in numbers]

@@ -100,7 +100,7 @@ def _pack_on_fewest(
     workers = u.shape[0]
     if u.max(axis=2).min(axis=0).max() > 1 + TOLERANCE:  # Some request fits no worker even alone.
         return None, workers + 1
-    sums = u.min(axis=0).sum(axis=0)  # (R,): the least workers that each resource fills.
+    sums = u.min(axis=0).sum(axis=0)  # (R,) How many whole workers the requests fill at least, by resource.
     bound = min(max(1, math.ceil(float(sums.max()) - TOLERANCE)), workers + 1)
     packings = [_first_fit(u, order), worker_of if largest_load(u, worker_of) <= 1 + TOLERANCE else None]
     packing = min((found for found in packings if found is not None), key=_used_workers, default=None)
@@ -150,8 +150,8 @@ def _pack_evenly(
     from ortools.sat.python import cp_model
 
     model, x = _packing_model(u, packing)
-    scale = CAPACITY_UNITS / least  # The largest load of the known packing becomes this many units.
-    # The slack of a unit for each request keeps the known packing a solution despite rounding errors.
+    scale = CAPACITY_UNITS / least  # So the largest load of the known packing is CAPACITY_UNITS.
+    # The slack of one unit per request keeps the known packing a solution despite rounding errors.
     z = model.new_int_var(math.floor(bound * scale), CAPACITY_UNITS + requests, "z")
     for i, r in np.ndindex(workers, u.shape[2]):
         units = np.floor(u[i, :, r] * scale).astype(np.int64).clip(max=2 * CAPACITY_UNITS).tolist()
@@ -199,7 +199,9 @@ def _used_workers(worker_of: Ints) -> int:
 
 
 def _first_fit(u: Floats, order: Ints) -> Ints | None:
-    """Each request, the largest first, onto the first worker that holds it; None if one finds no worker."""
+    """Each request, the largest first, goes to the first worker with enough free capacity; None if a request
+    finds no such worker.
+    """
     loads, worker_of = np.zeros((u.shape[0], u.shape[2])), np.zeros(u.shape[1], np.int64)
     for j in order:
         fits = np.flatnonzero((loads + u[:, j] <= 1 + TOLERANCE).all(axis=1))
@@ -211,7 +213,7 @@ def _first_fit(u: Floats, order: Ints) -> Ints | None:
 
 
 def _longest_first(u: Floats, order: Ints) -> Ints:
-    """Each request, the largest first, onto the worker whose load stays lowest."""
+    """Each request, the largest first, goes to the worker whose load stays lowest."""
     loads, worker_of = np.zeros((u.shape[0], u.shape[2])), np.zeros(u.shape[1], np.int64)
     for j in order:
         worker_of[j] = (loads + u[:, j]).max(axis=1).argmin()

@@ -3,16 +3,16 @@ problem.
 
 Sets   i  group (an LLM)      f  choice of a group (a fleet of that LLM)       y  limit
 Data   w_f   weight           a_yf  how much f uses of limit y                 A_y  amount of limit y
-       S stock of GPUs of which kinds of node k are taken whole, of g_k GPUs each
-       b_rf, B_r  what f takes of a node in row r of k, and what a node has (solvers/whole_nodes.py)
-       c_k  weight of a node
+       S      stock of GPUs, from which nodes of kinds k are taken whole, with g_k GPUs each
+       b_rf   what f takes of nodes in row r of k; B_r what one node has (solvers/whole_nodes.py)
+       c_k    weight of a node
 Vars   x_f in {0, 1}  whether f is chosen;   m_k integer >= 0  nodes
 
   min   sum_f w_f x_f + sum_k c_k m_k
   s.t.  one_i     sum_{f of i} x_f = 1          for all i
         limit_y   sum_f a_yf x_f <= A_y         for all y
         packed_r  sum_f b_rf x_f <= B_r m_k     for all rows r of k
-        stock_S   sum_k g_k m_k + what f takes of it singly <= S
+        stock_S   sum_k g_k m_k + GPUs that the chosen f take singly <= S
 """
 
 import math
@@ -29,7 +29,9 @@ SOLVER_S = 20.0  # The solver's time limit; instances of a few LLMs take well un
 
 @dataclass(frozen=True, slots=True)
 class GroupChoice:
-    """One choice f of a group: its weight w_f, and its `uses` a_yf of each limit y, and b_rf of each row."""
+    """One choice f of a group: its weight w_f, and in `uses` its a_yf for each limit y and b_rf for each row
+    r, at the indices that the caller gives to limits and rows.
+    """
 
     weight: float
     uses: tuple[float, ...]
@@ -99,7 +101,7 @@ def choose_within_limits(
         return None, math.inf
     if outcome.status not in ("optimal", "feasible"):
         raise PlannerError(f"the solver chose no fleets for several LLMs in {SOLVER_S:g} s")
-    # The solver's x_f are 0 and 1 up to rounding: the largest of a group is the chosen one.
+    # The solver's x_f are 0 or 1 only up to rounding, so the choice of a group is its largest x_f.
     chosen = []
     for x_i in variables:
         values = [x_f.value() or 0.0 for x_f in x_i]

@@ -1,4 +1,5 @@
-"""A lower bound on what a day costs under any controller: work at the cheapest price, and the fewest workers.
+"""A lower bound on what a day costs under any controller: all work at the cheapest price, and the price of
+the fewest workers that must be paid.
 
 Sets   i  request      v  stretch of the run, between edges e_v and e_(v+1)
 Data   pi_i   least USD that all work of request i costs in any pool (demand.work_prices), pi'_i its prefill;
@@ -91,11 +92,8 @@ def least_paid(
     `edges_s` are the edges of the SLO's windows, or of one window that is all measured time. With prefix
     caches (`is_cached`) all but one token of any prompt may be cached, so each prompt is priced as one token.
     """
-    arrival_s, deadlines, late_prefills = (
-        trace.arrival_s,
-        find_deadlines(slo, trace),
-        LatePrefills.of(slo, trace),
-    )
+    arrival_s = trace.arrival_s
+    deadlines, late_prefills = find_deadlines(slo, trace), LatePrefills.of(slo, trace)
     lengths = distinct_lengths(trace)
     pair_of = pair_numbers(lengths, trace)  # (n,) Each request's index into `lengths`.
     # (n,) pi and pi' of each request.
@@ -122,7 +120,8 @@ def least_paid(
     )
     total_usd, from_usd = 0.0, np.zeros(len(floors_usd))
     for v in reversed(range(len(floors_usd))):
-        # No request arrives before the first stretch, whatever rounding makes of its edge.
+        # No request arrives before the first stretch, so it counts all requests, whatever rounding does to
+        # its edge.
         work_usd = whole_usd[np.searchsorted(arrival_s, stretch_edges_s[v]) :] if v else whole_usd
         total_usd = max(total_usd + float(floors_usd[v]), float(work_usd.sum()))
         from_usd[v] = total_usd
@@ -135,8 +134,8 @@ def least_paid(
 
 
 def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floats:
-    """o_v (V,): the seconds of each window in which a worker that prefills must be paid. Each limit on TTFT
-    or E2E proves some seconds, and the most that one limit proves is taken.
+    """o_v (V,): the seconds of each window in which a worker that prefills must be paid: the most that follow
+    from one limit on TTFT or E2E.
     """
     arrival_s, most_s = trace.arrival_s, np.zeros(len(edges_s) - 1)
     measured = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
@@ -151,7 +150,7 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
             continue
         # Limits on gaps between tokens do not count the wait for a worker.
         if not limit.metric_row.has_queue or start_s <= limit.limit_s:
-            continue  # A worker that is started on arrival is in time.
+            continue  # A worker that is started when a request arrives is still in time for it.
         may_be_late = np.array([allowed_above(limit.percentile_frac, int(n)) for n in requests])
         must_pay = _too_many_late(times_s, window_of, ends, may_be_late, start_s, limit.limit_s)
         # At each arrival: the seconds since the first arrival in which a worker must be paid.
