@@ -1,1 +1,1 @@
-"""Formulations, one per file; backend.py alone knows the habits of the solvers behind them."""
+"""Models of optimisation, one per file; only backend.py knows the peculiarities of the solvers."""

@@ -16,9 +16,9 @@ Vars   x_ij in [0, 1] share of bucket i sent to j, a multiple of 1/f if f is giv
 
 After Griggs et al. 2024 (Mélange, arXiv:2404.14527). There each bucket has f equal slices with a binary
 variable each; here identical slices are merged into one integer. With f None any split is allowed, so the
-answer is no dearer than with any f. A type is left out if another one with unlimited stock costs no more and
-sustains no less. The loads of buckets on a worker add up linearly, and workers may be used fully: the k_ij
-must leave room for queueing.
+answer is no dearer than with any f. A type is left out if another type with unlimited stock costs no more and
+sustains no less. The loads of buckets on a worker add up linearly, and workers may be fully busy, so the k_ij
+must already allow for queueing.
 """
 
 from dataclasses import dataclass
@@ -54,8 +54,8 @@ class Instance:
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """The answer: `counts` is n, the workers of each type, and `share` (I, J) is x, the share of each bucket
-    that each type serves. No mix is cheaper than `bound_usd_per_h`. It `is_optimal` if the cost is no higher
-    than that.
+    that each type serves. No mix is cheaper than `bound_usd_per_h`. The answer `is_optimal` if its cost is no
+    higher than this bound.
     """
 
     counts: tuple[int, ...]

@@ -129,7 +129,7 @@ def weighted_sum(terms: Iterable[tuple[pulp.LpVariable, float]]) -> pulp.LpAffin
 
 
 def whole_value(variable: pulp.LpVariable) -> int:
-    """The value of an integer variable, rounded (see the module); 0 if it has none."""
+    """The value of an integer variable, rounded because it may be 3.9999999; 0 if it has none."""
     return round(variable.value() or 0.0)
 
 
@@ -307,7 +307,9 @@ def _solve_with_highs(
     solver: type[pulp.HiGHS] = pulp.HiGHS,
     options: Mapping[str, bool | int] = NO_OPTIONS,
 ) -> SolverOutcome:
-    """Solve with HiGHS. A program without integer variables has no bound beside its optimum."""
+    """Solve with HiGHS. Without integer variables HiGHS reports no bound, which only matters if it is
+    stopped.
+    """
     problem.solve(solver(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac, **options))
     highs = problem.solverModel
     name = highs.getModelStatus().name

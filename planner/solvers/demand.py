@@ -5,8 +5,9 @@ Sets   i  measured request        j  option (worker type in a role)        v  in
 Data   a_i     arrival of i;  s_i, w_i  seconds after a_i by which i's prefill and i's whole work must be done
                (required_work.Deadlines)
        l_i     latest arrival: a_i, unless i waits for others (DueRequests)
-       c_j     objective of one worker
-       pi_i    least objective x seconds that the whole work of i takes of any options;  pi'_i  its prefill
+       c_j     objective of one worker of j
+       pi_i    least objective x seconds that the whole work of i takes of any options;  pi'_i  that of its
+               prefill alone
        p_iv    if a_i lies in v: pi_i if l_i + w_i <= end_v, else pi'_i if l_i + s_i <= end_v, else 0;
                where every token has a deadline and the share x of them is due by end_v, it is
                pi'_i + x^2 (pi_i - pi'_i): later tokens cost more, as they attend to more
@@ -18,12 +19,13 @@ Vars   R >= 0  objective of the fleet;   0 <= d_i <= 1  i is given up: it may mi
         given_up    sum_i d_i <= D
 
 Work is priced: a second of a worker of j is worth c_j. So a fleet of objective R does work worth at most R
-per second, however it routes and orders. A request that is given up is given up in all intervals. There are
-as many rows as pairs of arrivals. So the program begins without rows: the most violated one is found in one
-pass over the arrivals (the largest sum of a series of terms) and added, until there is none. A bound that
-stops early is lower, never wrong. Requests of similar price that are in the same rows are a group and share
-one variable d. If a request of the group is given up, the group's sum falls by the work of its dearest
-request, which is at least the true work.
+per second, however it routes and orders requests. A request that is given up is given up in all intervals.
+
+There are as many rows as pairs of arrivals. So the program begins without rows, and the most violated row is
+added until no row is violated; one pass over the arrivals finds it (the largest sum of a series of terms). If
+this ends early, the bound is lower, never wrong. Requests of similar price that are in the same rows are a
+group and share one variable d. If a request of the group is given up, the group's sum falls by the work of
+its dearest request, which is at least the true work.
 
 Prices. A step of N tokens takes at least alpha + beta N seconds, for any line (alpha, beta) below the step
 times. A step decodes at most max_num_seqs tokens, and the tokens that it decodes attend to at most as many KV
@@ -57,13 +59,14 @@ from planner.solvers.required_work import Deadlines, DueRequests, find_due_reque
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, coarsen_pairs, pair_numbers
 
-# These numbers decide how high the bound comes and how long that takes; it is valid with any. All were set by
-# hand.
+# These numbers decide how high the bound is and how long it takes; any numbers give a valid bound. All were
+# set by hand.
 ROUNDS = 12  # Violated rows are added this often at most.
 ENOUGH_FRAC = 0.002  # If no row is violated by more than this share of R, the rounds end.
 # An interval ends after the last arrival of a burst, by one of these quantiles of l_i - a_i + w_i.
 SLACK_QUANTILES = (0.0, 0.5, 0.9, 1.0)
-# Or it ends after the last arrival of all: these shares of the way from s to the largest l_i - a_i + w_i.
+# Or it ends after the last arrival of the trace, by s plus these shares of the way from s to the largest
+# l_i - a_i + w_i.
 AFTER_LAST_FRACS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
 SAMPLE_PAIRS = 5_000  # The line of an option is chosen by a sample of this many pairs of lengths.
@@ -75,9 +78,10 @@ SLICES = 48  # Requests are grouped by price into this many slices, which are fi
 MOST_SOLVE_S = 30.0  # One linear program may take this long.
 
 
-# (alpha, beta, by_kv): a line below the step times [s], and what the least number of steps follows from: the
-# KV tokens of a worker (True), or its most sequences.
 StepLine = tuple[float, float, bool]
+"""(alpha, beta, by_kv): a line below the step times [s], and whether the least number of steps follows from
+the KV tokens of a worker (`by_kv`) or from its most sequences.
+"""
 
 
 def step_lines(option: Option) -> list[StepLine]:
@@ -92,8 +96,8 @@ def step_lines(option: Option) -> list[StepLine]:
 def least_work(
     option: Option, line: StepLine, input_tokens: Floats, output_tokens: Floats
 ) -> tuple[Floats, Floats]:
-    """The least seconds of a worker for the prefill and the decode of requests with these U pairs of lengths,
-    (U,) each, by one line. planner/models/latency.py has the numbers a_s (attention) and e_s (per prefill).
+    """The least seconds of a worker for the prefill (U,) and for the decode (U,) of requests with these U
+    pairs of lengths, by one line. planner/models/latency.py defines a_s (attention) and e_s (per prefill).
     """
     worker, (alpha, beta, by_kv) = option.type.as_one, line
     latency = least_token_times(worker.latency, worker.speculation)
@@ -126,7 +130,7 @@ def work_prices(
     cheapest = {
         role: (np.full(len(n), np.inf), np.full(len(n), np.inf)) for role in ("mixed", "prefill", "decode")
     }
-    # Any line is a bound, so it does no harm to choose the dearest one by a sample.
+    # Any line gives a bound, so it does no harm to choose the dearest line by a sample of the pairs.
     sample = slice(None, None, math.ceil(len(n) / SAMPLE_PAIRS))
     for option in options:
         if time.monotonic() > until_s:

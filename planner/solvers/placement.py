@@ -338,8 +338,9 @@ def _spread_pools(pools: Sequence[Pool], affinity: Affinity) -> list[_SpreadPool
         return _fit_node([_SpreadPool(pool, span) for pool in group], [1] * len(group))
 
     def least_span(groups: Sequence[Sequence[Pool]]) -> int:
-        """The fewest nodes over which every group of workers can be spread in equal parts. A pool by itself
-        that needs several has parts of which nodes can be full, if there are such parts.
+        """The fewest nodes over which every group of workers can be spread in equal parts. For a pool by
+        itself that needs several nodes, parts with which nodes can be full come first, if there are such
+        parts.
         """
         stages = math.gcd(*(pool.type.pp * pool.type.dp for group in groups for pool in group))
         divisors = [span for span in range(1, stages + 1) if stages % span == 0]
@@ -392,7 +393,7 @@ def _patterns(spread_pools: Sequence[_SpreadPool], affinity: Affinity) -> list[_
                 prefills, decodes = parts_by_role["prefill"], parts_by_role["decode"]
                 if affinity == "low" and bool(prefills) != bool(decodes):
                     continue
-                # Where a worker has parts on other nodes, no pair's KV stays inside this one.
+                # Where a worker has parts on other nodes, no pair's KV stays inside this node.
                 is_whole = all(spread_pools[q].span == span for q in in_pairs if counts[q])
                 local_pairs = min(prefills * workers["decode"], decodes * workers["prefill"])
                 patterns.append(_Pattern(kind, span, tuple(counts), local_pairs if is_whole else 0))
@@ -497,8 +498,8 @@ def _number_nodes(
                     next_part, parts = dict.fromkeys(on_node, 0), []
                     for index, gpus in _deal_gpus(pools_here, counts_here):
                         q, spread_pool = on_node[index], spread_pools[on_node[index]]
-                        # The parts of a pool are numbered on from worker to worker, so worker 1 begins at
-                        # `each.span`. Parts of a pool on one node are of different workers.
+                        # The parts of a pool are numbered from worker to worker, so worker 1 begins at part
+                        # `spread_pool.span`. Parts of a pool on one node are of different workers.
                         worker, part = divmod(dealt[q] + next_part[q] * pattern.span + i, spread_pool.span)
                         next_part[q] += 1
                         first = part * spread_pool.stages

@@ -1,11 +1,12 @@
-"""Cheapest sequence of pool sizes over a day that is not ruled out by the sequences that failed so far.
-planner/day/search/day_optimum.py simulates such sequences one by one, and adds a cut for each failure.
+"""The cheapest sequence of pool sizes over a day that no cut rules out. planner/day/search/day_optimum.py
+simulates such sequences one by one, and adds a cut for each that fails.
 
 Sets   t  step of the day, from edge e_t to e_(t+1)     c  pool     u  failure, explained by a cut
        q  cell of time: from one moment to the next, of all edges e_t and all e_t - s_c in order
 Data   l_q  length of a cell [h]                 s_c  start-up of a worker [s]
        p_c  price of a worker [USD/h]            g_c  its GPUs,  S_k  stock of GPUs of kind k
-       least_tc, most_c  sizes allowed           G_k  GPUs of a node sold whole,  i_k  an idle GPU [USD/h]
+       least_tc, most_c  sizes allowed           G_k  GPUs of a node sold whole,  i_k  price of an idle GPU
+                                                 [USD/h]
        C_u  set of (t, c), with sizes n^u_tc that failed together in a simulation
        h    the unit of the bill, a second or for instance an hour; a unit that is begun is paid whole
        L    length of the day [h]                a_k  price of a GPU of kind k [USD/h]
@@ -17,20 +18,20 @@ Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: s
   or    sum_abc h b p_c z_abc  over pools on no whole nodes, the others as by seconds       (by units h)
   or    L sum_k a_k G_k M_k                                                                 (all day)
   s.t.  paid_qct   y_qc >= x_tc     for t that meets the cell, or begins less than s_c after it
-        stock_qk    sum_c g_c y_qc <= S_k, with the idle GPUs of whole nodes, counted as in node_qk
+        stock_qk    sum_c g_c y_qc + idle GPUs of whole nodes (counted as in node_qk) <= S_k
         node_qk     G_k m_qk >= sum_c g_c y_qc, and (G_k // g) m_qk >= sum of y_qc over the c with g_c >= g
                     for each size g of workers that leaves GPUs of a node unused (`fewest_nodes`)
         day_qk      the same rows of M_k           (all day alone: they take the place of node_qk)
         lives_tc    sum of z_abc over (a, b) that are paid through step t >= x_tc
         cut_u       x_tc >= n^u_tc + 1 for at least one (t, c) of C_u    (more than a sequence that fails)
 
-A worker is started s_c before it is to be ready, and paid from then on, so y is x extended by the start-up.
-A worker that must be ready sooner than s_c after the beginning is there from the beginning. A worker that
-would be given up for no longer than a start-up is kept (`ready_workers_at_no_cost`).
+A worker is started s_c before it is to be ready, and paid from its start on, so y is x extended by the
+start-up. A worker that must be ready sooner than s_c after the beginning is there from the beginning. A
+worker that would be given up for no longer than a start-up is kept (`ready_workers_at_no_cost`).
 
 The model's cost is a lower bound of the bill, for two reasons. A worker is also paid while it ends its last
 requests, which the model leaves out. And where nodes are sold whole, the bill rounds the life of each node up
-to units, while the model charges them by the second.
+to units, while the model charges nodes by the second.
 
 HiGHS solves the model: a day of 144 steps billed by the second takes 0.05 s; CP-SAT took as long or did not
 end. The one assumption is that more workers never hurt, so that a cut also rules out all smaller sizes.
@@ -144,7 +145,7 @@ class DayTerms:
         """The edges (Q + 1,) of the cells of time."""
         moments = [self.edges_s, *(self.edges_s[1:-1] - pool.start_s for pool in self.pools)]
         distinct_s = np.unique(np.concatenate(moments))
-        # Workers that would have to start before the day begins are there from the beginning.
+        # A moment before 0 is no edge: such workers are there from the beginning of the day.
         distinct_s = distinct_s[distinct_s >= 0]
         return distinct_s[np.concatenate(([True], np.diff(distinct_s) > SAME_S))]
 
@@ -231,8 +232,8 @@ class DayTerms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheapestSizes:
-    """The cheapest `workers` (T, C) that the solver has, None without any, and their cost, infinite then. No
-    sequence that keeps the cuts costs less than `bound_usd`, which is infinite if none keeps them at all.
+    """The cheapest `workers` (T, C) that the solver found and their cost; None and infinite if it found none.
+    No sequence that keeps the cuts costs less than `bound_usd`, which is infinite if no sequence keeps them.
     """
 
     workers: Ints | None
@@ -250,8 +251,8 @@ def count_paid_workers(day: DayTerms, workers: Ints) -> Ints:
 
 
 def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
-    """The workers (T, C) ready in each step, if no worker is given up that would be needed again within a
-    start-up: as many as are paid in every cell from a start-up before the step until it begins.
+    """The workers (T, C) ready in each step if no worker is given up that would be needed again within a
+    start-up: in each step the number that is paid in every cell of the start-up before the step.
     """
     paid, begins = count_paid_workers(day, workers), day.cells_s()[:-1]
     ready_workers = np.empty_like(workers)
@@ -282,12 +283,11 @@ def _idle_usd(day: DayTerms, paid_workers: Ints) -> float:
 
 
 def fill_paid_units(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
-    """At least these workers (T, C), and more where it costs no more to keep a worker than to give it up and
-    start another, since each is billed in whole units.
+    """At least these workers (T, C), and more where keeping a worker costs no more than giving it up and
+    starting another, because each life is billed in whole units.
 
     The worker that was started last is given up first. So the n-th worker of a pool lives while n or more are
-    needed, and for each n it is decided by itself when the n-th worker is given up. It is paid until
-    `drain_s` after that.
+    needed, and each n can be decided by itself. A worker is paid until `drain_s` after it is given up.
     """
     filled_workers = np.zeros_like(workers)
     for c in range(len(day.pools)):
@@ -330,7 +330,8 @@ def _lives_of(
         candidates = []
         for first, begin in enumerate(begins[: last + 1]):
             order_s = max(edges_s[begin] - day.pools[c].start_s, 0.0)
-            gone_s = edges_s[end] + (drain_s if end < len(needed) else 0.0)  # The day's end ends the bill.
+            # No worker is paid beyond the end of the day.
+            gone_s = edges_s[end] + (drain_s if end < len(needed) else 0.0)
             units = day.count_units(gone_s - order_s)
             candidates.append((fewest_units[first] + units, first, units))
         fewest_units[last + 1], first, units = min(candidates)
@@ -350,19 +351,19 @@ def is_within_stock(day: DayTerms, workers: Ints) -> bool:
 
 
 def lives_within_stock(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> bool:
-    """Whether the stock has the GPUs of workers, given as (pool, from, to) [s], and of their idle nodes'
-    GPUs.
+    """Whether the stock has enough GPUs for these workers, given as (pool, from, to) [s], and for the idle
+    GPUs of their nodes.
     """
     lives = list(lives)
     return all(most_paid_gpus(day, lives, day.pools_on_gpu(gpu)) <= count for gpu, count in day.stock.items())
 
 
 def most_gpus_in_use(day: DayTerms, lives: Iterable[tuple[int, float, float]], pools: Sequence[int]) -> int:
-    """The most GPUs that workers of these pools, given as (pool, from, to) [s], have at one moment."""
+    """The most GPUs that workers of these pools, given as (pool, from, to) [s], use at one moment."""
     gpus = {c: day.pools[c].gpus for c in pools}
     in_pools = [(gpus[c], since_s, until_s) for c, since_s, until_s in lives if c in gpus]
     changes = [change for n, since_s, until_s in in_pools for change in ((since_s, n), (until_s, -n))]
-    # Where times are equal, a worker that goes sorts before one that starts, since its change is negative.
+    # At equal times a worker that ends sorts before one that starts, since its change is negative.
     in_use = np.cumsum([change for _, change in sorted(changes)])
     return int(in_use.max()) if len(in_use) else 0
 
@@ -383,9 +384,9 @@ def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> floa
     """The bill of workers, given as (pool, from, to) [s]. Each worker's life is paid in whole units; where
     nodes are sold whole, each node's life is. With `is_paid_all_day` the most GPUs in use at once are paid.
 
-    Of each kind of node we rent the fewest that hold the GPUs in use, and give up first the node that was
-    rented last. A node is paid at the price of idle GPUs; what a GPU in use costs more, such as electricity,
-    is paid by the second.
+    Of each kind of node the fewest that hold the GPUs in use are rented, and the node that was rented last is
+    given up first. A node is paid at the price of idle GPUs; what a GPU in use costs more, such as
+    electricity, is paid by the second.
     """
     lives, prices, total = list(lives), day.prices(), 0.0
     if day.is_paid_all_day:
@@ -414,7 +415,9 @@ def _paid_s(day: DayTerms, life_s: float) -> float:
 
 
 def _most_at_once(lives: Iterable[tuple[float, float]]) -> int:
-    """The most of these (from, to) [s] at one moment; one that ends as another begins is gone by then."""
+    """The most of these lives (from, to) [s] at one moment. A life that ends when another begins does not
+    overlap with it.
+    """
     changes = sorted(change for since_s, until_s in lives for change in ((since_s, 1), (until_s, -1)))
     return max(itertools.accumulate((change for _, change in changes), initial=0))
 
@@ -498,8 +501,8 @@ class _DayProgram(ProgramBuilder):
     def __init__(self, day: DayTerms, least: Ints):
         super().__init__()
         self.day, self.least, self.most = day, least, day.most
-        # The 0/1 columns that say on which side of a size x_tc is, by (step, pool, size, whether larger).
-        # Kept, because several cuts may need the same column.
+        # The 0/1 columns that say on which side of a size x_tc is, by (step, pool, size, whether larger):
+        # several cuts may need the same column.
         self._side_columns: dict[tuple[int, int, int, bool], int] = {}
         self.size_columns = np.zeros(day.shape, np.int64)
         for t, c in np.ndindex(*day.shape):
@@ -624,7 +627,7 @@ def _add_life_rows(program: _DayProgram) -> None:
 
 def possible_worker_lives(day: DayTerms, start_s: float) -> list[tuple[int, int, range]]:
     """(a, b, the steps that are paid to their end) of the lives z_abc: ready from step a on and paid for b
-    units. If several lives from a pay the same steps, only the shortest is listed.
+    units. If several lives from step a pay the same steps, only the shortest is listed.
     """
     possible_lives, edges_s = [], day.edges_s
     for a, edge_s in enumerate(edges_s[:-1].tolist()):

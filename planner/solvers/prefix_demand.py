@@ -92,7 +92,7 @@ class SessionReuse:
         tokens_rise = bool((np.diff(tokens) > 0).all())
         # Only tokens that rise give slopes; others are refused below.
         slopes = np.diff(saved) / np.diff(tokens) if tokens_rise else np.zeros(0)
-        # Slopes must not rise. The appended 0 is the flat piece beyond the last corner: none may be below it.
+        # Slopes must not rise. The appended 0 is the slope beyond the last corner, so no slope is negative.
         if not tokens_rise or (np.diff(slopes, append=0.0) > SAME_FRAC * max(slopes, default=0)).any():
             raise InputError("session reuse: cache_tokens must rise, and the savings must be concave")
 

@@ -1,12 +1,12 @@
-"""Which prefixes to cache on which replica: a bound and a search, both by prices for requests.
+"""Chooses which prefixes to cache on which replica: a bound and a search, both by prices for requests.
 
-A replica caches a set x of nodes of the prefix tree (prefix_demand.py). At prices mu_u per request of class u
-one replica is worth at most
+A replica caches a set x of nodes of the prefix tree (prefix_demand.py). At prices mu_u [s] per request of
+class u one replica is worth at most
 
   T(mu) = max_x  sum_u b_u max(0, mu_u - c_u(x)) + s(x)
 
-where c_u(x) is the work [s] of a request of u if the nodes of its path that are in x are cached, s(x) the
-work of sessions that the remaining memory saves, and b_u the requests/s of u that one replica can serve: all
+Here c_u(x) is the work [s] of a request of u if the nodes of its path that are in x are cached; s(x) is the
+work of sessions that the remaining memory saves; b_u are the requests/s of u that one replica can serve: all
 a_u of them, or as many as it has time for. If its parent is cached, a cached node saves its own seconds for
 every class below it. So every node has a gain of its own, and T is a knapsack over a tree, solved by dynamic
 programming (`PrefixPrices.best_replica`).
@@ -17,10 +17,10 @@ a bound above the guess refutes it. The guess is found by bisection, and mu by s
 (`PrefixPrices.load_bound`).
 
 Search: the duals of the linear program that routes requests to a placement are prices pi_r of replicas. One
-replica is filled anew for the prices at which the other replicas would serve, mu_u = min_r' pi_r' c_ur' /
-pi_r. The fillings that gain most at these prices are routed, and this is repeated until none gains. Then up
-to MOST_EMPTIED replicas are emptied and filled one by one, and the search goes on from there
-(`PrefixPrices.search_placements`).
+replica r is filled anew for the prices at which the other replicas r' would serve, mu_u = min over r' of
+pi_r' c_ur' / pi_r. The fillings that gain most at these prices are routed, and this is repeated until no
+filling gains. Then up to MOST_EMPTIED replicas are emptied and filled one by one, and the search goes on from
+that placement (`PrefixPrices.search_placements`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from planner.errors import PlannerError
 from planner.files.code_cache import cached_jit
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 
-# These numbers decide how near the search and the bound come to each other, and how long that takes; bounds
-# are valid with any numbers. They were set by hand.
+# These numbers decide how near the search and the bound come to each other, and how long that takes; any
+# numbers give a valid bound. They were set by hand.
 CELLS = 2000  # The knapsack counts memory in this many cells.
 BISECTIONS = 8  # The guess at the largest load is bisected this often, to 1/256 of the first interval.
 # The climb to the best mu takes at most CLIMB_STEPS steps along a mean of slopes, in which the newest slope
@@ -64,7 +64,7 @@ NOISE = 0.5
 @dataclass(frozen=True, slots=True, eq=False)
 class RoutedPlacement:
     """A placement x (V, R) with its best routing: rates y (V, R) by class and replica, the loads (R,) in
-    seconds of work per second, and the replicas' prices (R,), whose sum is 1.
+    seconds of work per second, and the prices pi (R,) of the replicas, whose sum is 1.
     """
 
     placed: Bools
@@ -123,11 +123,13 @@ class PrefixPrices:
         return self.demand.work_s - np.bincount(classes, weights=saved_s, minlength=len(self.demand))
 
     def session_s(self, placed: Bools) -> Floats:
-        """s(x) [s/s] on each replica of x (V, R), or on one (V,)."""
+        """s(x) [s/s] on each replica of x (V, R), or on one replica with x (V,)."""
         return self._saved_s_per_s(self.memory_tokens - self.demand.tokens @ placed)
 
     def _saved_s_per_s(self, free_tokens: Ints) -> Floats:
-        """The work of sessions that a replica's free memory saves: its share if all replicas had as much."""
+        """The work of sessions that a replica's free memory saves: an equal share of what all replicas would
+        save if each had as much free memory.
+        """
         return self.sessions.at(self.replicas * free_tokens) / self.replicas
 
     def best_replica(self, most_rps: Floats, price_s: Floats, *, fits: bool = True) -> tuple[float, Bools]:
@@ -163,7 +165,7 @@ class PrefixPrices:
             if high <= low * (1 + SAME_FRAC):
                 break
             guess = (low + high) / 2
-            # b: the requests/s for which a replica has time, if its load is the guess.
+            # b: the requests/s of each class for which a replica has time if its load is the guess.
             most_rps = np.divide(
                 guess + spared_s, cached_s, out=np.full(len(demand), np.inf), where=cached_s > 0
             )
@@ -199,8 +201,8 @@ class PrefixPrices:
                     break
                 stalled, price_s, mean_slope = 0, best_price_s, None
                 continue
-            # The slope in mu: T rises with the price of every class that its replica serves, which are those
-            # whose price is above their work there.
+            # The slope in mu. T rises with the price of every class that is worth serving on the best
+            # replica: its price is above its work there.
             slope = rate_rps / replicas - most_rps * (price_s > self.cost_s(placed) + SAME_S)
             mean_slope = slope if mean_slope is None else SMOOTHING * slope + (1 - SMOOTHING) * mean_slope
             missing_s = max(BEYOND_FACTOR * beyond - value, 0.0)
@@ -258,8 +260,8 @@ class PrefixPrices:
         return RoutedPlacement(placed, rates_rps, load, price / price.sum())
 
     def fill_replicas(self, placed: Bools, empty: Sequence[int], most_rps: Floats) -> Bools:
-        """x (V, R) with the replicas `empty` filled one after another. The prices mu of each filling are
-        what the requests cost on the other replica that serves them with least work.
+        """x (V, R) with the replicas `empty` filled one after another. At each filling the price mu of a
+        class is its least work on any other replica.
         """
         placed = placed.copy()
         placed[:, empty] = False
@@ -287,9 +289,9 @@ class PrefixPrices:
         return routing
 
     def _promising_placements(self, routing: RoutedPlacement) -> list[Bools]:
-        """Placements with one replica filled anew that may gain, the most promising first. Any prices of
-        replicas give a lower bound of a placement's largest load. A placement whose bound is not below the
-        largest load of `routing` cannot gain, and is left out.
+        """Placements with one replica filled anew, the most promising first. Any prices of replicas give a
+        lower bound of a placement's largest load. A placement whose bound is not below the largest load of
+        `routing` cannot be better, and is left out.
         """
         demand, replicas = self.demand, self.replicas
         cost_s = np.stack([self.cost_s(routing.placed[:, r]) for r in range(replicas)], axis=1)
@@ -303,7 +305,8 @@ class PrefixPrices:
             for evened in EVENED:
                 price = np.maximum((1 - evened) * routing.price + evened * even, LEAST_PRICE / replicas)
                 offer_s = (price[others] * cost_s[:, others]).min(axis=1, initial=np.inf) / price[r]
-                # A single replica has no others, so its offers are infinite: a finite price is as good.
+                # A single replica has no others, so its offers are infinite; a price that is finite and high
+                # does the same.
                 _, column = self.best_replica(
                     demand.rate_rps, np.minimum(offer_s, demand.work_s.max() * replicas)
                 )

@@ -1,4 +1,5 @@
-"""On which replicas every stable prefix is cached, so that the load of the most loaded replica is least.
+"""Chooses on which replicas every stable prefix is cached, so that the load of the most loaded replica is
+least.
 
 Prefixes form a tree: a node is cached only where its parent is. Replicas are alike. Memory that no prefix
 takes serves reuse within sessions, whose savings are a concave curve of the memory (a session stays on one
@@ -221,10 +222,10 @@ def _solve_whole_program(
     subtree_rps = demand.subtree_sum(demand.rate_rps)  # lambda (V,)
     nodes = np.flatnonzero(subtree_rps).tolist()  # Nodes through which some request passes.
     classes = np.flatnonzero(demand.rate_rps).tolist()
-    below: dict[int, list[int]] = {v: [] for v in nodes}  # For each node v the classes in sub(v).
+    classes_below: dict[int, list[int]] = {v: [] for v in nodes}  # For each node v the classes in sub(v).
     for u in classes:
         for v in demand.path(u):
-            below[v].append(u)
+            classes_below[v].append(u)
     x: Cells = {}
     y: Cells = {}
     for r in replicas:
@@ -238,7 +239,7 @@ def _solve_whole_program(
         for v in nodes:
             h = problem.add_variable(f"h_{v}_{r}", 0)
             saved_by_nodes.append(float(demand.prefill_s[v]) * h)
-            problem += h <= pulp.lpSum(y[u, r] for u in below[v]), f"hits_{v}_{r}"
+            problem += h <= pulp.lpSum(y[u, r] for u in classes_below[v]), f"hits_{v}_{r}"
             problem += h <= float(subtree_rps[v]) * x[v, r], f"cached_{v}_{r}"
             if demand.parent[v] >= 0:
                 problem += x[v, r] <= x[int(demand.parent[v]), r], f"parent_{v}_{r}"

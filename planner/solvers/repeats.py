@@ -1,13 +1,14 @@
 """How often a fleet keeps its SLO when runs are random, and how many runs decide that.
 
 Wald's sequential probability ratio test (Annals of Mathematical Statistics 16, 1945, 117-186), on the share p
-of runs that keep the SLO. It decides between  p <= p0 = 90 %  and  p >= p1 = 99 %:  if k of n runs kept it,
+of runs that keep the SLO. It decides between  p <= p0 = 90 %  and  p >= p1 = 99 %.  If k of n runs kept the
+SLO, the likelihood ratio is
 
     L = (p1 / p0)^k ((1 - p1) / (1 - p0))^(n - k)
 
 p <= p0 is rejected at L >= 1 / 0.05, p >= p1 at L <= 0.05. Each is rejected wrongly in at most 5 % of cases,
 even if L is examined after every run (Ville's inequality). 32 kept runs in a row decide that the SLO holds;
-with one missed run it takes 57. Two misses among the first 18 decide that it fails.
+with one missed run it takes 57 runs. Two misses among the first 18 runs decide that it fails.
 
 Each simulated value, a percentile for instance, is given as its mean over the runs, with Student's interval
 of 95 % confidence for that mean.
@@ -26,8 +27,8 @@ if TYPE_CHECKING:  # A document of runs is read without the simulator, which tak
     from planner.simulator.slo_verdict import Verdict
 
 CONFIDENCE_FRAC = 0.95  # The confidence of the intervals and of the test.
-FEW_FRAC = 0.90  # p0 of the test: a fleet that keeps the SLO in no more runs than this share fails.
-MOST_FRAC = 0.99  # p1 of the test: a fleet that keeps it in this share of runs or more holds.
+FEW_FRAC = 0.90  # p0: a fleet that keeps the SLO in at most this share of runs fails.
+MOST_FRAC = 0.99  # p1: a fleet that keeps the SLO in at least this share of runs holds.
 
 Decision = Literal["holds", "fails", "open"]
 
@@ -46,7 +47,7 @@ class Interval:
 
 
 def confidence_interval(values: Sequence[float | None]) -> Interval:
-    """The interval mean +- t s / sqrt(n) of n values, with s the sample's standard deviation and t Student's
+    """The interval mean +- t s / sqrt(n) of n values. s is the sample's standard deviation, and t Student's
     quantile for n - 1 degrees of freedom. A missing value (None) counts as NaN.
     """
     sample = np.array([math.nan if value is None else value for value in values], dtype=float)

@@ -12,19 +12,19 @@ measured. Of m measured requests,
                                       and TBT then oblige as TTFT and TPOT do, because attainment judges
                                       each request by its longest gap
 
-Without an attainment a limit on TBT obliges nothing, not even beside one on TTFT. Its percentile is over all
-gaps that end in the window: a hand-off that takes a minute is one gap among hundreds, and a gap that ends
+Without an attainment a limit on TBT obliges nothing, not even beside a limit on TTFT. Its percentile is over
+all gaps that end in the window: a hand-off that takes a minute is one gap among hundreds, and a gap that ends
 after the window does not count. So a request may keep its TTFT and decode after the window. Gaps oblige only
-through the backlog test (`find_backlog_deadlines`): at least half of the requests that arrive in the last
-tenth of the window must wait for no token, the first or a later one, longer than the loosest limit on TTFT.
+through the backlog test (`find_backlog_deadlines`): of the requests that arrive in the last tenth of the
+window, at least half must get each token, the first and the later ones, within the loosest limit on TTFT.
 
 `guess_slo_work` takes for granted that a request that keeps TTFT decodes at the pace of the limit on TBT.
 Searches begin with this guess. No bound and no refutation may rest on it.
 
 In a session (planner/traffic/sessions.py) a request arrives after the answer it waits for, so one late answer
 may delay all later requests of its session. So where a percentile lets a request be late, nothing is required
-of its whole session. In all other sessions the latest arrival of a request is that after earlier requests
-that each took all the time that the SLO gives.
+of its whole session. In all other sessions a request arrives at the latest when each earlier request of its
+session took all the time that the SLO allows.
 """
 
 from collections.abc import Iterable
@@ -54,8 +54,8 @@ class SloWork:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """By when the requests that arrive in `window_s` (from, to) must be done. The prefill of a request is due
-    `prefill_s` after its arrival, the whole request `due_s()` after it.
+    """The deadlines of the requests that arrive in `window_s` (from, to). The prefill of a request is due
+    `prefill_s` after its arrival, the whole request `due_s()` after its arrival.
 
     `gap_s` is the time for each token and `e2e_s` that for the whole request, both 0 without such a limit.
     `prefill_frac` and `whole_frac` are the shares of these requests that must be done in time. With
@@ -88,7 +88,7 @@ class Deadlines:
         """The least share (n,) of a request's tokens that is due `passed_s` (n,) after its arrival."""
         frac = np.zeros(len(passed_s))
         if self.is_paced:
-            # One gap less, because a token is due only at the end of its gap.
+            # One gap is subtracted, because a token is due only at the end of its gap.
             decoding_s = passed_s - self.prefill_s - self.gap_s
             frac = np.clip(decoding_s / (self.gap_s * output_tokens), 0.0, 1.0)
         return np.asarray(np.where(passed_s >= self.due_s(output_tokens), 1.0, frac))
@@ -99,9 +99,9 @@ class DueRequests:
     """The requests of a trace, by their numbers `index` (m,), that have a deadline if every request that they
     wait for is in time.
 
-    `latest_s` (m,) is when each then arrives at the latest. At most `most_late` of them may miss their
-    deadline, so at least `least_in_time` are done in time. Without sessions that is the required share of
-    them, which need not be a whole number.
+    `latest_s` (m,) are their latest arrivals in that case. At most `most_late` of them may miss their
+    deadline, so at least `least_in_time` are done in time. Without sessions `least_in_time` is the required
+    share of them, which need not be a whole number.
     """
 
     index: npt.NDArray[np.int64]
@@ -119,17 +119,17 @@ def find_due_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> Due
         return DueRequests(
             index, trace.arrival_s[index], allowed_above(share, len(index)), share * len(index)
         )
-    # With sessions the simulation decides which requests that wait for others are measured. At worst all are,
-    # and then the most may be late.
+    # With sessions the simulation decides which requests that wait for others are measured. The most may be
+    # late if all of them are.
     waits = waits_for_others(trace)
     late = allowed_above(share, int((is_measured | waits).sum()))
     if not whole:  # A request that waits for others arrives at a time not known here, so it has no deadline.
         index = np.flatnonzero(is_measured & ~waits)
         return DueRequests(index, trace.arrival_s[index], min(late, len(index)), max(len(index) - late, 0))
-    # Requests of the warm-up have no deadline, so those that wait for them may arrive at any time.
+    # Requests of the warm-up have no deadline, so the requests that wait for them may arrive at any time.
     latest_s = arrivals_s(trace, np.where(is_measured, deadlines.due_s(trace.output_tokens), np.inf))
     index = np.flatnonzero(is_measured & (latest_s < np.inf))
-    # Each late request may delay its whole session. At worst the late ones are in the largest sessions.
+    # Each late request may delay its whole session. At worst the late requests are in the largest sessions.
     sizes = np.sort(np.bincount(session_numbers(trace)[index])) if index.size else np.zeros(0, np.int64)
     most_late = int(sizes[::-1][:late].sum())
     return DueRequests(index, latest_s[index], most_late, len(index) - most_late)
@@ -144,9 +144,9 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
     """The table of this module's docstring. With `guess_pace` a limit on gaps counts too, for
     `guess_slo_work`.
 
-    The lines of a class require the work of some number of its requests. So of all requests at least the sum
-    of these numbers is required, by the loosest deadline of the classes. Which requests these are is left
-    open, so whatever follows is a lower bound.
+    The limits of a class require the work of some number of its requests. So of all requests at least the sum
+    of these numbers is required, by the loosest deadline of the classes. It is left open which requests these
+    are, so the result gives lower bounds.
     """
     of_all = tuple(limit for limit in slo.limits if limit.selector is None)
     deadlines = _deadlines_of(replace(slo, limits=of_all), trace, guess_pace=guess_pace)
@@ -159,13 +159,14 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
         class_limits = tuple(
             replace(limit, selector=None) for limit in slo.limits if limit.selector == selector
         )
-        # An attainment is of all requests together, so the lines of a class have none.
+        # An attainment is of all requests together, so the limits of a class have none.
         of_class = _deadlines_of(Slo(class_limits), trace, guess_pace=guess_pace)
         requests = int((is_measured & select_requests(selector, trace)).sum())
         prefilled_requests += requests - allowed_above(of_class.prefill_frac, requests)
         whole_requests += requests - allowed_above(of_class.whole_frac, requests)
         all_deadlines.append(of_class)
-    if trace.after.size:  # A late request delays its whole session, with requests of any class.
+    # With sessions a late request delays its whole session, which may have requests of any class.
+    if trace.after.size:
         prefilled_requests = whole_requests = 0
     return Deadlines(
         window_s=deadlines.window_s,
@@ -180,9 +181,9 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatePrefills:
-    """How many requests may be prefilled late in a window in which the SLO is judged by itself. `of_all_frac`
-    is the share of all requests that must be in time. `of_classes` has for each class the mask (n,) of its
-    requests and the share of them that must be in time.
+    """How many requests may be prefilled late in one window of the SLO. `of_all_frac` is the share of all
+    requests that must be in time. `of_classes` has for each class the mask (n,) of its requests and the share
+    of them that must be in time.
     """
 
     of_all_frac: float
@@ -219,18 +220,18 @@ class LatePrefills:
 
 
 def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
-    """The deadlines that these lines set to all requests of the trace. planner/slo_metrics.py says which kind
-    of `Work` each metric requires: TTFT "prefill", TPOT "mean pace", TBT "every gap", E2E "all".
+    """The deadlines that these limits set for all requests of the trace. planner/slo_metrics.py says which
+    kind of `Work` each metric requires: TTFT "prefill", TPOT "mean pace", TBT "every gap", E2E "all".
     """
 
     def share(work: Work) -> float:
-        """The largest percentile of a limit that requires this kind of work, 0 without one."""
+        """The largest percentile of the limits that require this kind of work, 0 if there are none."""
         return max(
             (limit.percentile_frac for limit in slo.limits if limit.metric_row.obliges == work), default=0.0
         )
 
     def loosest_s(*works: Work) -> float:
-        """The loosest limit that requires one of these kinds of work, 0 without one."""
+        """The loosest limit that requires one of these kinds of work, 0 if there is none."""
         return max((limit.limit_s for limit in slo.limits if limit.metric_row.obliges in works), default=0.0)
 
     works: tuple[Work, ...] = ("prefill", "mean pace", "every gap", "all")
@@ -281,12 +282,12 @@ def compute_slo_work(slo: Slo, trace: Trace) -> SloWork:
 
 
 def guess_slo_work(slo: Slo, trace: Trace) -> SloWork:
-    """A guess at the work of a fleet that keeps the SLO: requests that keep TTFT keep the pace of TBT too."""
+    """A guess at the work that the SLO requires: requests that keep TTFT keep the pace of TBT too."""
     return _sum_work(_compute_deadlines(slo, trace, guess_pace=True), slo, trace)
 
 
 def _sum_work(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
-    """The deadlines of single requests as shares of the trace that are done by the last deadline."""
+    """The deadlines of single requests, summed up: shares of the trace that must be done by the last one."""
     prefill, whole = (find_due_requests(deadlines, trace, whole=whole) for whole in (False, True))
     # `deadlines.prefill_s` may be a limit on E2E, which already covers the decoding.
     ttft_s = max(

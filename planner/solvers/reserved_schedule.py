@@ -1,4 +1,4 @@
-"""Reserved, on-demand and spot workers per window for demand that changes over the week.
+"""Chooses reserved, on-demand and spot workers per window for demand that changes over the week.
 
 Sets   m LLM     c worker type of an LLM (`LlmWorkerType`)     g GPU
        t window; after the last comes the first
@@ -7,7 +7,7 @@ Data   r_mt   arrival rate                                                      
        n_cg, w_c  GPUs of each kind, and Watts, of a worker
        p_g, o_g, s_g  price of a GPU reserved for all windows, on demand, on spot       [USD/h]
        b_c    cost of starting a worker: its GPUs while it loads, at their highest price        [USD]
-       i_g    interruptions of a spot worker; of one with several kinds of GPUs, their sum      [1/h]
+       i_g    interruptions of a spot worker by GPU g; a worker has the sum over its kinds of GPUs  [1/h]
        G_g, Q, B  stock of GPUs, Watts, USD/h on average;   phi  share spot may carry;   H  hours of a window
 Vars   x_ct, y_ct firm and spot workers;   u_ct, v_ct of them started in t
        R_g, O_gt GPUs reserved and on demand                                  (all integer >= 0)
@@ -48,10 +48,10 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap, since nobody knows the demand more exactly.
-# The search for the fleet of the peak stops at this gap. It has only one window, so it is quick even so.
+# The search for the fleet of the peak stops at this gap; it is quick all the same, with only one window.
 PEAK_GAP_FRAC = 1e-4
 MOST_CELLS = 200_000  # More windows times worker types are refused: set by hand, for memory and time.
-MOST_EXCESS = 1e7  # No schedule exceeds a limit by as much, in GPUs or Watts.
+MOST_EXCESS = 1e7  # No schedule exceeds a limit by this many GPUs or Watts.
 RATE_FRAC = 1e-6  # Rates and the budget are kept to within this share, as the solver keeps rows.
 
 
@@ -87,8 +87,8 @@ class LlmWorkerType:
     """A worker type for one LLM: the rate one worker sustains, its GPUs, and how long it takes to start.
 
     A worker here may be several engines together, such as prefill and decode workers. `beside` are the kinds
-    of its GPUs other than `gpu`, with how many of each. `fleet` is the file with the pools that one worker
-    stands for; only the simulation of a schedule (search/schedules) reads it.
+    of its GPUs other than `gpu`, with their numbers. `fleet` is the file with the pools of one such worker;
+    only the simulation of a schedule (search/schedules) reads it.
     """
 
     llm: str
@@ -158,13 +158,13 @@ class Market:
         return worker_type.start_s / HOUR_S * self.highest_usd_per_h(worker_type)
 
     def spot_share(self, worker_type: LlmWorkerType) -> float:
-        """a_c: an interrupted worker serves nothing for the time of a start."""
+        """a_c: the share of time that a spot worker serves; each interruption costs the time of a start."""
         return max(1 - self.interruptions_per_h(worker_type) * worker_type.start_s / HOUR_S, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """`rate_rps` (M, T) of every LLM in windows of `window_s`; `note` says what traffic was left out."""
+    """`rate_rps` (M, T) of every LLM in windows of `window_s`; `note` says which traffic was left out."""
 
     llms: tuple[str, ...]
     rate_rps: Floats
@@ -207,7 +207,9 @@ def schedule(
     unlimited = replace(market, cost_usd_per_h=None)  # The search itself knows the budget.
 
     def cost_of(counts: Counts) -> float:
-        """The cost of these workers over all windows; infinite if they break a constraint but the budget."""
+        """The cost of these workers over all windows; infinite if they break a constraint other than the
+        budget.
+        """
         priced_schedule = buy_gpus(market, demand, counts[:type_count], counts[type_count:])
         if find_broken_constraint(unlimited, demand, priced_schedule) is not None:
             return math.inf
@@ -222,8 +224,8 @@ def schedule(
         bound, best = search_schedule(_windows_model(market, demand), cost_of, gap_frac, math.inf, deadline)
     if best is None:
         raise PlannerError(f"no schedule was found in {time_limit_s:g} s; allow more with --time-limit")
-    # Within the gap there may be starts and stops of workers whose reserved GPUs are paid at all hours
-    # anyway. So keeping all workers on is tried too.
+    # The search stops at the gap, so its answer may still stop and start workers whose reserved GPUs are paid
+    # at all hours anyway. So the schedule that keeps all workers on is compared with it.
     kept_on = np.broadcast_to(best.max(axis=1, keepdims=True), best.shape)
     best = min(best, kept_on, key=cost_of)
     priced_schedule = buy_gpus(market, demand, best[:type_count], best[type_count:])
@@ -249,8 +251,9 @@ def schedule_by_rule(market: Market, demand: Demand) -> Schedule | None:
     """Aladdin's rule: ceil(k5 r + c5) firm workers per window, of the type with the lowest price per request
     for each LLM.
 
-    The rule covers every window it was fitted on. Reserved GPUs are then bought as cheaply as can be. The
-    rule knows no limits; returns None if its schedule exceeds one.
+    The rule has enough workers in every window, because it is fitted to these windows. The cheapest mix of
+    reserved and on-demand GPUs is then bought. The rule knows no limits; returns None if its schedule exceeds
+    one.
     """
     _refuse_unsolvable(market, demand)
     workers = np.zeros((len(market.worker_types), demand.rate_rps.shape[1]), np.int64)
@@ -260,7 +263,7 @@ def schedule_by_rule(market: Market, demand: Demand) -> Schedule | None:
         cheapest = min(llm_worker_types, key=lambda c: prices[c] / market.worker_types[c].rate_rps)
         rate = demand.rate_rps[m]
         needed = np.ceil(rate / market.worker_types[cheapest].rate_rps - ROUNDING)
-        if len(np.unique(rate[rate > 0])) > 1:  # A line needs two rates, and is fitted above 0 alone.
+        if len(np.unique(rate[rate > 0])) > 1:  # The line is fitted to rates above 0, and needs two of them.
             needed = fit_worker_rule(rate, needed).workers(rate)
         workers[cheapest] = needed
     priced_schedule = buy_gpus(market, demand, workers, np.zeros_like(workers))
@@ -301,8 +304,8 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
 
 
 def reserved_levels(offer: GpuOffer, gpus: Counts | Floats, most_spot_gpus: int) -> list[int]:
-    """Numbers of GPUs to reserve, one of which makes the bill least. `gpus` (T,) are in use in each window or
-    at each moment, beside at most `most_spot_gpus` on spot, which count against the stock too.
+    """Numbers of GPUs to reserve, one of which gives the lowest bill. `gpus` (T,) are in use in each window
+    or at each moment, beside at most `most_spot_gpus` on spot, which count against the stock too.
     """
     if offer.on_demand_usd_per_h is None:
         return [int(gpus.max())]  # If it exceeds the stock, `find_broken_constraint` says so.
@@ -407,14 +410,14 @@ def _windows_model(market: Market, demand: Demand, excess_prices: Sequence[float
     gpus_on_hand = np.hstack((-gpus_of, no_gpus, each_gpu, each_gpu))
     stock = np.hstack((no_gpus, -gpus_of, -each_gpu, -each_gpu))[limited]
     power = np.concatenate((-watts, -watts, np.zeros(2 * gpu_count)))[None]
-    # Each row must be at least `least`.
+    # Each row, times the columns of a window, must be at least `least`.
     rows = np.vstack([gpus_on_hand, stock, *([] if market.power_w is None else [power])])
     least = np.array([0.0] * gpu_count + [-amount for amount in _window_limits(market).values()])
     # The most GPUs of each kind that firm workers may need, and how many of them may be rented and reserved.
     needed = gpus_of @ most[:type_count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
     reservable = [offer.reservable(needed[g]) for g, offer in enumerate(offers)]
-    if excess_prices:  # GPUs not sold on demand may be reserved beyond `most_reserved`.
+    if excess_prices:  # GPUs that are not sold on demand may then be reserved beyond `most_reserved`.
         reservable = [max(most_gpus, needed[g] - rented[g]) for g, most_gpus in enumerate(reservable)]
     spot_usd = [market.spot_worker_usd_per_h(worker_type) for worker_type in worker_types]
     cost = np.array(
@@ -500,8 +503,8 @@ def _limits_error(market: Market, demand: Demand, time_limit_s: float) -> Planne
 def _budget_error(
     cost_usd_per_h: float, bound_usd_per_h: float, budget_usd_per_h: float, time_limit_s: float
 ) -> PlannerError:
-    """The error that the best schedule costs more than the budget. It says whether every schedule does, and
-    how much more money would do.
+    """The error that the best schedule costs more than the budget. It says whether every schedule costs more,
+    and how large a budget is enough.
     """
     if bound_usd_per_h <= budget_usd_per_h:
         return PlannerError(

@@ -8,8 +8,8 @@ relaxation   The model without integers, tightened by mixed-integer rounding (Ne
              Combinatorial Optimization, 1988, II.1.7). Let z_j be the workers of kind j, f_j the rate of one,
              and b the needed rate. From sum_j f_j z_j >= b with whole z >= 0 follows, for every divisor d:
                  sum_j (floor(f_j/d) + min(frac(f_j/d) / frac(b/d), 1)) z_j >= ceil(b/d)
-             Such rows for the divisors of `_divisors` are added, and the relaxation is solved again, as long
-             as the solution violates some (ROUNDING_ROUNDS times at most).
+             Such rows for the divisors of `_divisors` are added and the relaxation is solved again, as long
+             as the solution violates some of them (at most ROUNDING_ROUNDS times).
 prices       The duals of the relaxation: pi_gt is the price of a reserved GPU g in window t, and sum_t pi_gt
              its price in all of them; mu_kt is the worth of a worker of kind k that is already there when
              window t begins, at most the cost of its start.
@@ -20,7 +20,7 @@ schedule     The reserved GPUs are those of the relaxation, rounded. Windows are
              from the workers of the one before it, and the workers that it leaves to the next are worth mu.
              Then 2 L windows at a time are solved again, with the windows on both sides fixed.
 
-L is 1, 2, 4, ... until bound and schedule are near enough. At L = T both are the whole model's.
+L is 1, 2, 4, ... until bound and schedule are near enough. At L = T the only part is the whole model.
 
 Letters: K kinds of workers, G of GPUs, T windows, R rows of a window.
 """
@@ -41,8 +41,8 @@ from planner.solvers.backend import Point, Program, minimise_program, solve_rela
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-# These numbers decide how near bound and schedule come to each other, and how long that takes. With any other
-# numbers the bound and the schedule are valid too. They were set by hand.
+# These numbers decide how near bound and schedule come to each other, and how long that takes; any numbers
+# give a valid bound and schedule. They were set by hand.
 ROUNDING_ROUNDS = 8  # The relaxation is tightened at most this often.
 ROWS_PER_ROUND = 3  # In each round it gets at most this many rows per LLM and window.
 LEAST_VIOLATION = 1e-3  # A row is added if the solution is farther than this from satisfying it.
@@ -190,7 +190,7 @@ class WindowsModel:
         )
 
     def split(self, x: Floats, length: int) -> tuple[Floats, Floats]:
-        """Workers (K, length) and reserved GPUs (G,) of a solution of `length` windows."""
+        """Workers (K, length) and reserved GPUs (G,) of a solution for `length` windows."""
         local = x[: length * self.local].reshape(length, -1)
         return local[:, : self.kinds].T, x[-self.shared :]
 
@@ -219,9 +219,9 @@ class WindowsModel:
 
     def tighten(self, workers: Floats) -> bool:
         """Add the rounded covers that the solution `workers` (K, T) violates most, at most ROWS_PER_ROUND per
-        cover and window; returns whether there were any.
+        cover and window; returns whether any was added.
         """
-        is_new = False
+        any_added = False
         for cover in self.covers:
             rounded = [_round_cover(cover, divisor) for divisor in _divisors(cover.rate_rps)]
             rows, least = np.array([row for row, _ in rounded]), np.array([amount for _, amount in rounded])
@@ -232,8 +232,8 @@ class WindowsModel:
                 for d in np.argsort(-missing[:, t], kind="stable")[:ROWS_PER_ROUND]:
                     if missing[d, t] > LEAST_VIOLATION:
                         self._add_row(t, cover, rows[d, t], float(least[d, t]))
-                        is_new = True
-        return is_new
+                        any_added = True
+        return any_added
 
 
 def _divisors(rates: Floats) -> list[float]:
@@ -247,8 +247,8 @@ def _divisors(rates: Floats) -> list[float]:
 
 
 def _round_cover(cover: Cover, divisor: float) -> tuple[Floats, Floats]:
-    """Rows (T, n) and what they must reach (T,), by the formula of mixed-integer rounding above. In windows
-    where b / d is whole, rounding gains nothing; there the row is zeros that must reach 0.
+    """Rows (T, n) and the amounts (T,) that they must reach, by the formula of mixed-integer rounding above.
+    In windows where b / d is whole, rounding gains nothing; there the row is all zeros and its amount 0.
     """
     needed = cover.needed_rps * (1 - RATE_TOLERANCE) / divisor  # b / d
     needed_fraction = needed - np.floor(needed)
@@ -340,8 +340,8 @@ class _PricedParts:
     deadline: float
 
     def first_schedules(self, relaxed_reserved: Floats) -> Iterator[Proposal | None]:
-        """A schedule with the relaxation's reserved GPUs, rounded; then one that reserves only GPUs that are
-        not sold on demand. None in place of a schedule that was not found.
+        """A schedule with the relaxation's reserved GPUs, rounded; then a schedule that reserves only GPUs
+        that are not sold on demand. None in place of a schedule that was not found.
         """
         is_on_demand = self.model.most[self.model.kinds : self.model.local] > 0
         needed = np.zeros(len(relaxed_reserved), np.int64)
@@ -364,7 +364,7 @@ class _PricedParts:
         for part in windows_of_parts:
             point = self._solve(self.model.program(part, self.prices))
             bound += point.bound
-            # Infinite: this part, and so the model, has no solution. Minus infinite: nothing was proved in
+            # Infinity: this part, and so the model, has no solution. Minus infinity: nothing was proved in
             # time.
             if not math.isfinite(bound):
                 break

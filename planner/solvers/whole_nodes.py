@@ -1,4 +1,4 @@
-"""The price of GPUs that are sold by whole nodes, so that idle GPUs of a node are paid too.
+"""Prices GPUs that are sold by whole nodes, so that idle GPUs of a node are paid too.
 
 A fleet pays for the fewest nodes of each kind that hold its workers (`fewest_nodes`). The price of the GPUs
 in use alone is a lower bound of what is paid, and more workers never cost less.
@@ -61,8 +61,9 @@ def enough_for(
     """The amount that a limit must have for these workers, which use `used` of it. If it is a limit on stock,
     `owned` is how many of the stock's GPUs are owned.
 
-    A stock of GPUs that are sold by whole nodes has owned GPUs and whole nodes to rent. With a part of a node
-    in stock, GPUs would be sold singly (`PlanQuestion.priced_gpus`), which would be another question.
+    A stock of GPUs that are sold by whole nodes has owned GPUs and whole nodes to rent. So the amount is
+    rounded up to whole nodes: with a part of a node in stock, GPUs would be sold singly
+    (`PlanQuestion.priced_gpus`), at other prices.
     """
     in_stock = [(worker.gpu, worker.gpus * n) for worker, n in workers if limit in _stocks_of(worker.gpu)]
     node_gpus = max((node.gpus for gpu, _ in in_stock if (node := node_of(gpu)) is not None), default=None)
@@ -73,7 +74,7 @@ def enough_for(
 
 
 def _stocks_of(gpu: Gpu) -> tuple[FleetLimit, ...]:
-    """The limits on the stock that a GPU counts for: that of its market, and that of its row."""
+    """The limits on stock for which a GPU counts: that of its market, and that of its row in the catalog."""
     return FleetLimit("stock", gpu.name), FleetLimit("stock", row_of(gpu.name))
 
 
@@ -89,12 +90,12 @@ def uneven_sizes(node_gpus: int, sizes: Iterable[int]) -> list[int]:
 
 @lru_cache(maxsize=1024)
 def packing_rows(node_gpus: int, sizes: tuple[int, ...]) -> tuple[tuple[npt.NDArray[np.int64], int], ...]:
-    """What nodes of `node_gpus` GPUs hold of workers of these sizes [GPUs], as rows (w, k): with n_g workers
-    of g GPUs, sum_g w[g] n_g <= k * nodes. w is indexed by the size. The first row counts GPUs.
+    """The workers of these sizes [GPUs] that fit on nodes of `node_gpus` GPUs, as rows (w, k): with n_g
+    workers of g GPUs, sum_g w[g] n_g <= k * nodes. w is indexed by the size. The first row counts GPUs.
 
-    Each size s gives two more rows if some size does not fill a node (Martello and Toth 1990, bound L2). A
-    worker of more than half a node takes its node, less the GPUs beside it that workers of s GPUs to half a
-    node can use. One row counts in GPUs, the other in workers of s GPUs.
+    Each size s gives two more rows if some size does not divide the node (Martello and Toth 1990, bound L2).
+    A worker of more than half a node counts as its whole node, less the GPUs beside it that workers of s GPUs
+    to half a node can use. One row counts GPUs, the other workers of s GPUs.
     """
     all_gpus = np.arange(max(sizes, default=0) + 1)
     rows = [(all_gpus, node_gpus)]
@@ -112,12 +113,12 @@ def packing_rows(node_gpus: int, sizes: tuple[int, ...]) -> tuple[tuple[npt.NDAr
 def fewest_nodes(
     node_gpus: int, workers: Sequence[tuple[Any, Number]], sizes: Sequence[int] | None = None
 ) -> Number | float:
-    """How many nodes of `node_gpus` GPUs hold workers, which are given as (GPUs of one, how many). For many
+    """How many nodes of `node_gpus` GPUs hold these workers, given as (GPUs of one, how many). For many
     fleets at once both may be arrays (n,); then `sizes` are all sizes of workers [GPUs].
 
-    Workers do not always use all GPUs of their nodes: a node of 8 has two workers of 3 GPUs, or one of 6. The
-    number is the least that keeps `packing_rows`. It is exact for one size and for sizes that divide the
-    node. On nodes of 8 GPUs, 1 in 670 random fleets of up to three sizes needs a node more.
+    Workers do not always use all GPUs of their nodes: a node of 8 holds two workers of 3 GPUs, or one of 6.
+    The number is the least that keeps `packing_rows`. It is exact for one size and for sizes that divide the
+    node. On nodes of 8 GPUs, 1 in 670 random fleets of up to three sizes needs one node more.
     """
     known_sizes = sorted({int(gpus) for gpus, _ in workers}) if sizes is None else sizes
     nodes: Any = -(-sum(gpus * number for gpus, number in workers) // node_gpus)  # The first row.
@@ -130,7 +131,7 @@ def idle_gpus(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number 
     """The GPUs without a worker on the fewest nodes that hold these pools, each given as (node, GPUs of a
     worker, workers) with None for GPUs sold singly.
     """
-    return sum((_idle_of_kind(alike) for alike in _by_kind(pools)), 0.0)
+    return sum((_idle_of_kind(kind_pools) for kind_pools in _by_kind(pools)), 0.0)
 
 
 def _by_kind(
@@ -144,29 +145,29 @@ def _by_kind(
     return by_kind.values()
 
 
-def _idle_of_kind(alike: Sequence[tuple[PricedNode, int, Number]]) -> Number | float:
+def _idle_of_kind(kind_pools: Sequence[tuple[PricedNode, int, Number]]) -> Number | float:
     """Like `idle_gpus`, for pools on one kind of node."""
-    node_gpus, used = alike[0][0].gpus, sum(gpus * workers for _, gpus, workers in alike)
-    return fewest_nodes(node_gpus, [(gpus, workers) for _, gpus, workers in alike]) * node_gpus - used
+    node_gpus, used = kind_pools[0][0].gpus, sum(gpus * workers for _, gpus, workers in kind_pools)
+    return fewest_nodes(node_gpus, [(gpus, workers) for _, gpus, workers in kind_pools]) * node_gpus - used
 
 
 def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, int, Number]]) -> Number | float:
-    """What is paid beside the price of the GPUs in use [USD/h]: that of `idle_gpus`, with the same `pools`.
-    If GPUs with workers on nodes of one kind have several prices, the highest is paid for all of them.
+    """What is paid beside the price of the GPUs in use [USD/h]: the price of `idle_gpus(pools)`. If GPUs in
+    use on nodes of one kind have several prices, the highest is paid for all of them.
     """
     total: Any = 0.0
-    for alike in _by_kind(pools):
-        first, idle = alike[0][0], _idle_of_kind(alike)
+    for kind_pools in _by_kind(pools):
+        first, idle = kind_pools[0][0], _idle_of_kind(kind_pools)
         idle_usd: Any = first.idle_usd_per_h
-        if all(node.gpu_usd_per_h == first.gpu_usd_per_h for node, _, _ in alike):
+        if all(node.gpu_usd_per_h == first.gpu_usd_per_h for node, _, _ in kind_pools):
             total = total + idle * idle_usd
             continue
         dearest: Any = 0.0
-        for node, _, workers in sorted(alike, key=lambda pool: pool[0].gpu_usd_per_h):
+        for node, _, workers in sorted(kind_pools, key=lambda pool: pool[0].gpu_usd_per_h):
             # Pools are in the order of their prices, so the last one that has workers is the dearest.
             dearest = np.where(workers > 0, node.gpu_usd_per_h, dearest)
             idle_usd = np.where(workers > 0, node.idle_usd_per_h, idle_usd)
         total = total + idle * idle_usd
-        for node, gpus, workers in alike:
+        for node, gpus, workers in kind_pools:
             total = total + gpus * workers * (dearest - node.gpu_usd_per_h)
     return cast("Number | float", total)

@@ -1,1 +1,1 @@
-"""Questions that ask the planner or the simulator several times."""
+"""Studies, which use several plans or simulations to answer one question."""

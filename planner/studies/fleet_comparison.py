@@ -38,7 +38,7 @@ from planner.studies.fleet_safety import FleetSafety, measure_safety
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S, show_digits, show_s, show_share
 
-MOST_CURVES = 8  # A chart has at most this many, because more colours are hard to tell apart.
+MOST_CURVES = 8  # A chart has at most this many curves, because more colours are hard to tell apart.
 # The files of `plan compare -o DIR`.
 NAMES = ("compare.html", "compare.csv", "compare.json")
 CHARTED_METRICS: tuple[Metric, ...] = ("ttft", "tbt")  # The metrics of which a chart is drawn.
@@ -144,7 +144,9 @@ class FleetComparison:
 
     @property
     def notes(self) -> list[str]:
-        """Warnings on the table: curves left out, lost requests, growing backlogs, different LLMs."""
+        """Remarks on the table: curves left out, lost requests, growing backlogs, spot and idle GPUs,
+        different LLMs.
+        """
         notes = []
         if len(self.rows) > MOST_CURVES:
             notes.append(
@@ -182,7 +184,8 @@ def compare_fleets(
     """Simulate every variant on `requests`, and in some of `scenarios` if these are given.
 
     `seed`, which drew the requests, is also the seed of routing policies that draw. Raises InputError if
-    there is no variant, or if two have the same name. Without an `executor` that of `working_on` is taken.
+    there is no variant, or if two have the same name. If `executor` is None, that of `working_on` runs the
+    simulations (parallel/executors.py).
     """
     names = [variant.name for variant in variants]
     if not names:
@@ -205,7 +208,7 @@ def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], varian
     safety = None if slo is None else measure_safety(variant.fleet, requests, slo, scenarios)
     simulation, verdict = simulated.simulation, simulated.verdict
     is_steady = verdict is not None and verdict.is_steady
-    # Why the paid time depends on the backlog: see the docstring of this module.
+    # The docstring of this module says why the paid time depends on the backlog.
     if is_steady:
         billed_s = served_s(requests, simulation)
     else:

@@ -22,9 +22,9 @@ MOST_REQUESTS = 300_000  # Scenarios of a longer trace would take minutes, so th
 
 @dataclass(frozen=True, slots=True)
 class FleetSafety:
-    """How safe a fleet is. `kept_in` is the result of the test of production, None without scenarios, and
-    `is_kept_in_enough` says whether the fleet passes it. `measured_headroom` is None if the fleet misses the
-    SLO on the given traffic.
+    """How safe a fleet is. `kept_in` is the result of the test in scenarios, None without scenarios, and
+    `is_kept_in_enough` says whether the fleet passes this test. `measured_headroom` is None if the fleet
+    misses the SLO on the given traffic.
     """
 
     kept_in: KeptIn | None
@@ -33,19 +33,19 @@ class FleetSafety:
 
 
 def measure_safety(fleet: Fleet, trace: Trace, slo: Slo, scenarios: Scenarios | None) -> FleetSafety | None:
-    """Simulate a fleet on `trace`, whose rate and part are already chosen, and in `scenarios` if given.
+    """Simulate a fleet on `trace`, as scaled and cut by the question, and in `scenarios` if given.
 
     The result is None with more than MOST_REQUESTS requests, and for a fleet with disturbances or pinned
     prefixes, because scenarios have neither.
     """
-    # Disturbances (workers that stop for a time) and pins are of workers and prefixes of this trace alone.
+    # Disturbances (workers that stop for a time) and pinned prefixes belong to this one trace.
     if len(trace) > MOST_REQUESTS or fleet.disturbances or fleet.pinned:
         return None
     oracle = Oracle(fleet.llm, trace, slo, fleet.network, fleet.policies)
     counts = oracle.counts(fleet)
     kept_in, is_kept = None, False
     if scenarios is not None and (safety := scenarios.task.safety) is not None:
-        # All scenarios of the kind TESTED are new to a fleet that no search proposed, so the first will do.
+        # No search has seen a scenario of the kind TESTED for this fleet, so the test begins with the first.
         test = ScenarioTest(oracle, scenarios, safety, first=0, out_of_time=lambda: False)
         kept_in = test.decide(counts)
         is_kept = is_test_passed(kept_in, safety)

@@ -1,10 +1,10 @@
-"""Which operators the steps of a simulated run spend their time on, and on inputs of which size.
+"""Computes how much time the steps of a simulated run spend on each operator, and the size of its inputs.
 
 These are the operator metrics of Vidur (Agrawal et al. 2024, arXiv:2405.05465, section 5). An operator is a
 term of the step time (models/latency.py), added up over the recorded steps of a pool:
 
   dense layers        f(N) - g(N)      projections, the MLP, collectives; size: tokens of a step
-  experts             g(N)             only where ranks share them; size: tokens of all ranks
+  experts             g(N)             only where ranks share experts; size: tokens of all ranks
   prefill attention   a A_p + e P      size: query-key pairs
   decode attention    b D + (d + m) K  size: KV tokens read
   host and waits      what remains     the engine's host, transfers between stages, ranks that wait
@@ -35,9 +35,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """What an operator takes of a pool's steps in the measured window: `seconds`, and their share of all.
-    `mean_input` is the operator's mean input, in `unit`, over the steps that run it; NaN for an operator
-    without inputs.
+    """The time of an operator in a pool's steps in the measured window: `seconds`, and their share of the
+    time of all steps. `mean_input` is the operator's mean input, in `unit`, over the steps that run it; NaN
+    for an operator without inputs.
     """
 
     pool: str
@@ -121,7 +121,9 @@ class _ChunkSums:
 def _pool_rows(
     pool: Pool, runs: npt.NDArray[np.void], inside_s: Floats, chunks: _ChunkSums
 ) -> list[OperatorTime]:
-    """The operators of one pool over its runs of equal steps (R,), of which `inside_s` (R,) count."""
+    """The operators of one pool over its runs of equal steps (R,). `inside_s` (R,) is the time of each run
+    inside the window.
+    """
     worker, latency = pool.type, pool.type.latency
     # A run that crosses an edge of the window counts with the share of its steps inside.
     steps = runs["steps"] * inside_s / run_seconds(runs)

@@ -1,16 +1,19 @@
-"""Finds the frontier of cost against one limit: every fleet on it, and the limit at which it stops holding.
+"""Finds the frontier of cost against one limit: every fleet on it, and the limit at which the fleet stops
+holding.
 
 The question is planned with the loosest limit of the range. The fleet of this plan holds down to a limit that
 is called its corner. The question is planned again just beyond the corner, and so on (the epsilon-constraint
 method). There is no grid: each step of the staircase takes one plan, and no step between two plans is missed.
-The frontier is as exact as its plans are. With scenarios a corner may come too early: a fleet that fails a
-test there may pass the later test of the next plan (production_fleet.py). While a fleet is planned again
-beyond its corner, each next plan is made further on, by up to WIDEST_STRIDE_FRAC; its corner is then known to
-that share. A fleet that failed its test is on no step: where it was planned, the next fleet is taken.
+The frontier is as exact as its plans are.
 
-    ttft, tbt, tpot, e2e   The corner is the percentile that the fleet has in the simulation, if the fleet
-                           passes with this limit (backlog test, attainment, losses); else a bisection finds
-                           the corner, to CORNER_FRAC.
+With scenarios a corner may come too early: a fleet that fails a test there may pass the later test of the
+next plan (production_fleet.py). If the plan beyond a fleet's corner is the same fleet again, the next plan is
+made further on, by up to WIDEST_STRIDE_FRAC; the corner is then known to that share. A fleet that failed its
+test is on no step: the step of the next fleet begins where the failed fleet was planned.
+
+    ttft, tbt, tpot, e2e   The corner is the simulated percentile of the fleet, if the fleet holds with this
+                           limit (backlog test, attainment, losses); else a bisection finds the corner, to
+                           CORNER_FRAC.
     power, cost            The corner is the fleet's power (at its cap) or its cost.
     rate                   The corner is the rate up to which the fleet carries every rate. Each rate draws
                            other requests of the trace, and on a short trace the requests of a lower rate
@@ -61,12 +64,12 @@ ALMOST_HALF = 0.5 - 1e-6
 # trace of 130 requests has about 200.
 MOST_DRAWS = 200
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
-# While the same fleet is planned again beyond its corner, the next plan is made further on by this share, and
-# by twice the share each time, up to the widest.
+# While the same fleet is planned again beyond its corner, the next plan is made further on by the first
+# share, which doubles each time, up to the widest.
 FIRST_STRIDE_FRAC = 0.002
 WIDEST_STRIDE_FRAC = 0.05
-# The range of power [W] or cost [USD/h] ends here, where no fleet holds, and not at 0, which would mean that
-# there is no limit.
+# The range of power [W] or cost [USD/h] ends at this amount, with which no fleet holds. It is not 0, which
+# would mean that there is no limit.
 LEAST_AMOUNT = 1e-9
 
 
@@ -84,7 +87,7 @@ class FrontierStep:
     is_exhausted: bool  # Whether the search of level 0 ended before its time limit.
     level0: float  # The objective of level 0's answer; a fleet of several types may have a better one.
     answers: tuple[Answered, ...] = ()  # The three answers; empty with `safety: none`.
-    is_passed: bool = True  # Whether the fleet passed its test; on a frontier every fleet did.
+    is_passed: bool = True  # Whether the fleet passed its test in scenarios; on a frontier every fleet did.
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ def find_frontier(
     last: float | None = None,
     points: int = 12,
 ) -> Frontier:
-    """Walk from the looser of the limits `first` and `last` to the tighter, with at most `points` plans.
+    """Walk from the looser to the tighter of the limits `first` and `last`, with at most `points` plans.
 
     By default the range is from half to twice the question's limit; for power and cost it begins without a
     limit and ends where no fleet holds. `axis` is a metric, one of UNITS, or a limit such as "ttft.p90" if
@@ -139,15 +142,15 @@ def find_frontier(
     if not 0 < low < high:
         raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
     sign = -1 if walk.is_rising else 1  # `sign * limit` falls as the limit gets tighter, also for rates.
-    # `limit` is where the next plan is made, `start` is where its step begins, and `beyond` is the first
-    # limit that lies beyond all corners so far.
+    # The next plan is made at `limit`, its step begins at `start`, and `beyond` is the first limit beyond all
+    # corners so far.
     loosest, tightest = (low, high) if walk.is_rising else (high, low)
     objective = walk.task(loosest).objective
     unit = OBJECTIVE_UNITS[objective]
     limit = start = beyond = loosest
     steps: list[FrontierStep] = []
     answer: StudyAnswer | None = None
-    stride_frac = 0.0  # How far beyond a fleet's last plan the next is made.
+    stride_frac = 0.0  # How far beyond a fleet's last plan the next plan is made, as a share of the limit.
     ended = f"{points} plans were made; allow more --points to see tighter limits"
     for number in range(points):
         so_far = f"; the last fleet is {show_digits(steps[-1].value, 4)} {unit}" if steps else ""
@@ -164,8 +167,7 @@ def find_frontier(
                 continue
             ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
             break
-        # At `planned_too` the fleet of the step before holds as well, so only a cheaper fleet begins a step
-        # there.
+        # If this plan is at `planned_too`, inside the last step, only a cheaper fleet begins a step there.
         if limit == beyond or answer.value < steps[-1].value * (1 - ROUNDING):
             corner, next_limit = walk.corner(answer, limit, tightest)
             if steps and limit == beyond and answer.fleet == steps[-1].fleet:
@@ -202,9 +204,9 @@ def _first_start(
     limit: float,
     start: float,
 ) -> float:
-    """Where the step of a fleet planned at `limit` begins: at `start`, or with the first of the last steps
-    whose fleets failed their tests or cost no less. A search need not be exact, so this fleet may hold for
-    less money also where those were planned.
+    """Where the step of a fleet planned at `limit` begins: at `start`, or earlier, where earlier fleets
+    failed their tests or cost no less and this fleet holds too. Searches need not be exact, so a later plan
+    may find a better fleet for the limits of earlier plans.
     """
     for step in reversed(steps):
         is_dearer = step.is_passed and answer.value > step.value * (1 + ROUNDING)
@@ -242,9 +244,8 @@ def _step_of(answer: StudyAnswer, start: float, corner: float) -> FrontierStep:
 
 
 def _steps_of_frontier(steps: list[FrontierStep], sign: int) -> tuple[FrontierStep, ...]:
-    """The steps whose fleets passed their tests, without those that a later step beats. A step beats another
-    if its fleet holds wherever the other fleet does, and costs no more. That happens because searches need
-    not be exact.
+    """The steps whose fleets passed their tests, without the steps that a later step beats: its fleet holds
+    wherever the other fleet does, and costs no more. That happens because searches need not be exact.
     """
     passed = [step for step in steps if step.is_passed]
     if not passed:
@@ -312,25 +313,26 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
     """The walk over a limit of the SLO, in seconds."""
     if task.slowdowns is not None:
         raise InputError(f"--over {metric}: the relative preset {task.preset!r} has no limits in seconds")
-    lines = [
-        (k, limit)
-        for k, limit in enumerate(task.slo.limits)
+    matching = [
+        (index, limit)
+        for index, limit in enumerate(task.slo.limits)
         if limit.metric == metric and (not percentile or limit.name == f"{metric} {percentile}")
     ]
-    if len(lines) != 1:
+    if len(matching) != 1:
         names = ", ".join(limit.name.replace(" ", ".") for limit in task.slo.limits)
         raise InputError(f"--over {metric}: expected exactly one such limit in the SLO, which has {names}")
-    ((k, limit),) = lines
+    ((index, limit),) = matching
 
     def question_at(limit_s: float) -> PlanQuestion:
-        moved = (*task.slo.limits[:k], replace(limit, limit_s=limit_s), *task.slo.limits[k + 1 :])
-        return replace(task, slo=replace(task.slo, limits=moved))
+        limits = list(task.slo.limits)
+        limits[index] = replace(limit, limit_s=limit_s)
+        return replace(task, slo=replace(task.slo, limits=tuple(limits)))
 
     def corner(answer: StudyAnswer, at_s: float, tightest_s: float) -> tuple[float, float]:
         """The tightest limit that the answer's fleet keeps, which is its corner, and the next limit to plan
         at.
         """
-        simulated_s = answer.verdict.lines[k].deciding_s * (1 + ROUNDING)
+        simulated_s = answer.verdict.lines[index].deciding_s * (1 + ROUNDING)
         if math.isnan(simulated_s):
             # No value of this metric occurred (for instance no gap between tokens), so any limit is kept.
             return tightest_s, tightest_s * (1 - NEXT_FRAC)
@@ -371,7 +373,9 @@ def _amount_walk(task: PlanQuestion, name: str, key: str, amount_of: Callable[[F
 
 
 def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
-    """The walk over the request rate. Corners are checked at lower rates too, because draws differ."""
+    """The walk over the request rate. Below a corner lower rates are simulated too, because each rate draws
+    other requests.
+    """
     # For described traffic the rate is that of the description, because the drawn requests have a slightly
     # different one.
     if task.rate_rps is not None:
@@ -385,8 +389,8 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
         return replace(task, rate_rps=rate_rps)
 
     def carries(answer: StudyAnswer, rate_rps: float) -> bool:
-        """Whether the fleet keeps the SLO on the traffic of this rate; for production also in the scenarios
-        that a search has not seen.
+        """Whether the fleet keeps the SLO on the traffic of this rate; for production it must also pass the
+        test in scenarios that its search did not see.
         """
         problem = study.problem_of(question_at(rate_rps))
         fleet = workers_in_question(problem, answer.fleet)
@@ -400,7 +404,7 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
     def probed_rps(low_rps: float, high_rps: float) -> tuple[bool, list[float]]:
         """Whether every draw of requests between two rates is simulated, and the rates to simulate, in order.
 
-        If every draw is simulated, each rate is the highest one that draws as many requests.
+        If every draw is simulated, each rate is the highest rate with its draw.
         """
         if task.described is None and task.scale != "compress":
             duration_s = study.trace.duration_s
@@ -423,7 +427,7 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
             if (missed_rps := missed_between(answer, at_rps, most_rps)) is None:
                 return most_rps, most_rps * (1 + RATE_FRAC)
             return max([at_rps, *(rate for rate in rates_rps if rate < missed_rps)]), missed_rps
-        # `good` is carried, `bad` is beyond it.
+        # The fleet carries the rate `good`; `bad` is a rate beyond it.
         good, bad = most_rps, most_rps * (1 + RATE_FRAC)
         if not carries(answer, most_rps):
             good, bad = _bisect_corner(partial(carries, answer), at_rps, most_rps, RATE_FRAC)
@@ -448,7 +452,8 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
 def _bisect_corner(
     keeps: Callable[[float], bool], good: float, bad: float, frac: float
 ) -> tuple[float, float]:
-    """The value nearest to `bad` that keeps the SLO, and one that does not, at most a share `frac` apart.
+    """The value nearest to `bad` that keeps the SLO, and a value that misses it, at most a share `frac`
+    apart.
 
     `good` is assumed to keep the SLO and `bad` to miss it.
     """

@@ -1,4 +1,4 @@
-"""The frontier of `pareto` as a page, a picture, a CSV and JSON."""
+"""Writes the frontier of `plan pareto` as a page, a picture, a CSV and JSON."""
 
 import csv
 import io
