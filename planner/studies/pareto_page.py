@@ -74,8 +74,8 @@ def draw_frontier(frontier: Frontier) -> Any:
 
 
 def _level_starts(frontier: Frontier) -> list[float]:
-    """Where the level line of each step begins. If the axis is a rate, its fleet begins to hold there. On any
-    other axis it is the corner of the step before, where that step's cheaper fleet stops holding.
+    """Where the level line of each step begins. On the axis of rates that is where its fleet begins to hold.
+    On any other axis it is the corner of the step before, where that step's cheaper fleet stops holding.
     """
     if frontier.is_rising:
         return [step.start for step in frontier.steps]
@@ -85,7 +85,7 @@ def _level_starts(frontier: Frontier) -> list[float]:
 
 
 def _limit_text(frontier: Frontier, limit: float) -> str:
-    """A limit on the axis of the frontier, with its unit: times as in "200 ms"."""
+    """A limit on the axis of the frontier, with its unit, for instance "200 ms"."""
     return show_s(limit) if frontier.unit == "s" else f"{limit:.6g} {frontier.unit}"
 
 
@@ -142,8 +142,8 @@ def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
 
 
 def frontier_table(frontier: Frontier, *, with_proof: bool = True) -> list[dict[str, str]]:
-    """The rows of the table, one per fleet, with every value as text. A terminal has no room for the column
-    with the fleet of one type per pool and what proves it.
+    """The rows of the table, one per fleet, with every value as text. For a terminal, which is too narrow,
+    the column `with_proof` is left out: the value with one type per pool, and how far it is proved.
     """
     steps = frontier_document(frontier)["steps"]
     has_asked = any(step["is_asked"] for step in steps)

@@ -1,9 +1,9 @@
 """Adds the best fleet of each GPU type alone to the alternatives of a plan, one row for each type.
 
-These fleets are searched for and simulated as the plan is. Fleets that the plan's search simulated are not
-simulated again (`study.answers` has them). If the plan's own fleet uses one GPU type alone, that type is not
+These fleets are searched and simulated as for a plan, without the fleets that the plan's search simulated
+already (`study.answers` has them). If the plan's own fleet uses one GPU type alone, that type is not
 searched. No row claims to be exact, so the cheaper fleets of a type are not simulated one by one. The rows of
-a plan for production are fleets on paper, because to find a fleet for production of each type takes about as
+a plan for production are fleets on paper, because finding a fleet for production of each type takes about as
 long as the plan. With `fleet: per_gpu` in slo.yaml they are fleets for production.
 """
 
@@ -34,8 +34,8 @@ LEAST_S = 1.0  # The search of each GPU type may take this long, however little 
 
 
 def gpu_types(task: PlanQuestion, study: Study) -> dict[str, dict[str, int | None]]:
-    """For each GPU type the part of the task's stock that is of this type, without GPUs of which there are
-    none. A GPU with a power cap belongs to the type of the GPU without a cap.
+    """For each GPU type the task's stock of this type, without stocks of 0. A GPU with a power cap belongs to
+    the type of the GPU without a cap.
     """
     types: dict[str, dict[str, int | None]] = {}
     for name, count in task.stock.items():
@@ -68,7 +68,7 @@ def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float
         for gpu in _answered_gpus(row, stock)
     }
     cheapest = min((row.objective for row in rows if row.is_priced), default=math.inf)
-    # ONE_GPU is the row of the cheapest fleet with a single GPU type. It goes if a new row is as cheap.
+    # ONE_GPU is the row of the cheapest fleet with a single GPU type. It is dropped if a new row is as cheap.
     other_rows = [
         row
         for row in plan.alternatives
@@ -94,8 +94,8 @@ def _answered_gpus(row: Alternative, stock: Mapping[str, int | None]) -> set[str
 def _plan_on_gpu(
     study: Study, task: PlanQuestion, plan: Plan, name: str, stock: Mapping[str, int | None], seconds: float
 ) -> Alternative:
-    """The row of GPU type `name`, whose stock is `stock`: its fleet for production, if that is asked for and
-    found; else its fleet on paper; else why there is none. Searches for at most `seconds`.
+    """The row of GPU type `name` with its `stock`: its fleet for production, if slo.yaml wants one and one is
+    found; else its fleet on paper; else why there is none. The search takes at most `seconds`.
     """
     label = f"only {name}"
     plan_value = plan.certificate.value
@@ -119,8 +119,8 @@ def _plan_on_gpu(
     notes: list[Note] = []
     if not best.level0.search.is_exhausted:
         notes.append(Remarked("perhaps-not-cheapest"))
-    # The row's fleet, the value of the plan with which it is compared, and whether the row must say that it
-    # is on paper, because the plan is for production.
+    # The row's fleet, the value of the plan with which the fleet is compared, and whether the row must say
+    # that the fleet is on paper, because the plan is for production.
     counts, compared_value, is_on_paper = best.best, plan_value, production_answer is not None
     if (
         production_answer is not None

@@ -83,10 +83,9 @@ class Reference:
     levels: int
 
     def edge(self, is_up: bool) -> float:
-        """The value beyond which a live mean has drifted, upwards if `is_up`.
-
-        It lies TOLERANCE_FRAC outside the levels, and with a single level at least at the end of its interval
-        (`low` and `high` are then the ends of that interval).
+        """The value beyond which a live mean has drifted, upwards if `is_up`: TOLERANCE_FRAC outside the
+        levels. With a single level, `low` and `high` are the ends of its interval, and the value is outside
+        these too.
         """
         high, low = (self.mean, self.mean) if self.levels == 1 else (self.high, self.low)
         if is_up:
@@ -210,8 +209,8 @@ class WatchedPlan:
     def is_exceeded(self) -> bool | None:
         """Whether the traffic is more than the plan carries; None if it seems to be, but not for certain.
 
-        It is certain only after a drift to more work, as the interval of a rate alone is wrong once in twenty
-        looks.
+        It is certain only after a drift to more work, because the 95 % interval of a rate alone is wrong once
+        in twenty comparisons.
         """
         if self.headroom.is_surely_exceeded and any(drift.is_harder for drift in self.drifts):
             return True
@@ -229,7 +228,8 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
     `amounts` (n,) were counted over `exposure` (n,). `variance` is c^2, the squared coefficient of variation;
     None for a rate, where c^2 is 1 / mean.
     """
-    blocks = max(len(amounts) // LEVEL_WINDOWS, 1)  # Each block of windows gives one level.
+    # A block is LEVEL_WINDOWS windows or a few more, and its mean is one level.
+    blocks = max(len(amounts) // LEVEL_WINDOWS, 1)
     width = len(amounts) // blocks
     amounts = amounts[: blocks * width].reshape(blocks, width)
     exposure = exposure[: blocks * width].reshape(blocks, width)
@@ -254,9 +254,9 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
         half_frac = STANDARD_ERRORS * math.sqrt(dispersion * c2 / float(exposure.sum()))
         low, high = mean * max(1 - half_frac, 0.0), mean * (1 + half_frac)
         return Reference(what, mean, low, high, c2, dispersion, levels=1)
-    # Chance makes the measured levels scatter more than the true ones, whose variance is `true_variance`. So
-    # each level is moved towards the mean (shrinkage), by the root of the ratio, after which the levels have
-    # that variance.
+    # Chance makes the measured levels scatter more than the true ones, whose relative variance is
+    # `true_variance`. So each level is moved towards the mean (shrinkage) until the levels have this
+    # variance.
     true_variance = (chi_square / freedom - 1) * float(noise.mean())
     shrunk = mean * (1 + deviation * np.sqrt(true_variance / (true_variance + noise)))
     return Reference(what, mean, float(shrunk.min()), float(shrunk.max()), c2, dispersion, freedom + 1)
@@ -299,7 +299,7 @@ def _largest_dispersion(estimates: Sequence[tuple[float, float]]) -> float:
 
 
 def _chi_square(frac: float, freedom: int) -> float:
-    """The value that chi-square with this many degrees of freedom stays below with chance `frac`."""
+    """The quantile `frac` of chi-square with this many degrees of freedom."""
     from scipy.stats import chi2  # Importing it takes 0.9 s, which other commands save.
 
     return float(chi2.ppf(frac, freedom))
@@ -308,8 +308,8 @@ def _chi_square(frac: float, freedom: int) -> float:
 def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference]:
     """The references of a plan's traffic, by quantity.
 
-    `hit_frac` is the share of prompt tokens found in prefix caches; without caches it is None, and there is
-    no reference of the share of missed tokens.
+    `hit_frac` is the share of prompt tokens found in prefix caches. It is None without caches, and then the
+    share of missed tokens has no reference.
     """
     # Windows of a short trace are so short that there are at least two levels.
     window_s = min(WINDOW_S, trace.duration_s / (2 * LEVEL_WINDOWS))
@@ -330,9 +330,9 @@ def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference
     for length, tokens in (("prompt", trace.input_tokens), ("output", trace.output_tokens)):
         references[length] = fit_reference(length, per_window(tokens), requests, _variance(tokens))
     if hit_frac is not None and 0 < hit_frac < 1:
-        # The simulation gives only the mean. The scatter is estimated as if every prompt were either cached
-        # as a whole or not at all, with prompts of different lengths: the first factor is the relative
-        # variance of such a yes or no, the second weighs it by length.
+        # The simulation gives only the mean. The scatter is estimated as if every prompt were cached as a
+        # whole or not at all: the first factor is the relative variance of this choice, and the second allows
+        # for prompts of different lengths.
         missed = 1 - hit_frac
         c2 = hit_frac / missed * (1 + references["prompt"].variance)
         references["missed"] = Reference(
@@ -363,7 +363,7 @@ def drift_of(
     )
     # c = n / alpha of solvers/drift.py, where each of the tests gets an equal part of alpha.
     threshold = PER_WINDOWS * tests / FALSE_ALARM_FRAC
-    alarms: dict[bool, tuple[Alarm, ...]] = {}  # Those of rises (True) and of falls (False).
+    alarms: dict[bool, tuple[Alarm, ...]] = {}  # For rises (True) and for falls (False).
     for is_up in (True, False):
         edge = reference.edge(is_up)
         if edge <= 0:  # No mean is below 0, so it cannot fall below the levels.
@@ -380,8 +380,7 @@ def drift_of(
         for alarm in group
         if alarm.ended is not None
     )
-    # An alarm of a rise and one of a fall can both be active; the alarm that began later is the present
-    # state.
+    # A rise and a fall can both be active; the drift that began later is the present state.
     current = max(active, key=lambda pair: pair[0].began, default=None)
     recent_windows = max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1)
     if current is not None:
@@ -421,7 +420,7 @@ def _live_mean(
         return math.nan, math.nan
     mean = float(amounts[is_sampled].sum()) / total
     scale = mean / reference.mean
-    # The standard deviation of a length grows with its mean, that of a Poisson count with the mean's root.
+    # The standard deviation of a length grows like its mean, that of a Poisson count like the mean's root.
     deviation = math.sqrt(variance / total) * (math.sqrt(scale) if reference.what == "rate" else scale)
     return mean, _SIGMAS_95 * deviation
 
@@ -460,7 +459,7 @@ def latency_lines(
     """Each limit of the SLO against the live histogram of the last `recent` windows.
 
     `planned_s` are the simulated values of the limits. Engines count the requests of all classes together, so
-    a limit for one class cannot be judged; nor can one whose metric has no histogram.
+    a limit for one class cannot be judged; nor can a limit whose metric has no histogram.
     """
     lines = []
     for limit, planned in zip(limits, planned_s, strict=True):
@@ -559,7 +558,7 @@ def read_expectations(plan: WrittenPlan) -> PlanExpectations:
     """The references of a plan folder.
 
     Two things are not in the folder, and need another simulation of the plan: the share of cached tokens of a
-    plan with prefixes, and the times at which requests arrive that wait for answers.
+    plan with prefixes, and the arrival times of requests that wait for answers.
     """
     trace, hit_frac = plan.trace, None
     if trace.has_prefixes or trace.after.size:
@@ -693,9 +692,9 @@ def current_trace(plan: PlanExpectations, watched: WatchedPlan) -> Trace:
 def replan_now(study: Study, task: PlanQuestion, plan: PlanExpectations, horizon_h: float) -> Replan:
     """Replan the running fleet (studies/replanning.py) on `current_trace`, which must be the study's trace.
 
-    `task` is the question of the plan's slo.yaml. Its rate, window and description are dropped, as the plan's
-    trace is already scaled, cut or drawn by them; and so are further draws, as this trace is replayed as it
-    is. Raises what `replanning.replan` raises.
+    `task` is the question of the plan's slo.yaml. Its rate, window and description are dropped, because the
+    plan's trace is already scaled, cut or drawn by them. Its further draws are dropped too, because this
+    trace is replayed as it is. Raises what `replanning.replan` raises.
     """
     current_task = replace(task, rate_rps=None, window="whole", described=None, draws=1)
     return replan(study, current_task, plan.written.fleet, ReplanTerms(horizon_h))

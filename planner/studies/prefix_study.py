@@ -1,4 +1,4 @@
-"""What the prompts of a trace share, and with a fleet, which worker should keep which prefix."""
+"""Finds what the prompts of a trace share and, for a given fleet, which worker should keep which prefix."""
 
 import json
 import time
@@ -38,7 +38,9 @@ class PlacedPrefixes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixStudy:
-    """What the prompts of `trace` share. `placed` says where a fleet should keep it; None without a fleet."""
+    """What the prompts of `trace` share. `placed` says where a fleet should keep these prefixes; None without
+    a fleet.
+    """
 
     trace: Trace
     summary: PrefixSummary
@@ -69,10 +71,11 @@ def study_prefixes(
     until_s = time.monotonic() + time_limit_s
 
     def part_of_time_left_s(parts: int) -> float:
-        """The time that is left, divided by `parts`; a stage that comes late still gets some."""
+        """The remaining time divided by `parts`, but never 0."""
         return max(until_s - time.monotonic(), LEAST_TIME_LEFT_S) / parts
 
-    # The first stage may take half of the time, the second half of what then remains, the last all of it.
+    # The first stage may take half of the time, the second half of what then remains, the last all that is
+    # left.
     placement = prefix_placing.plan_prefixes(
         requests, prefill_pool, time_limit_s=part_of_time_left_s(2), rng=rng
     )

@@ -1,9 +1,10 @@
-"""The smallest change from a running fleet that pays: moved workers cost money, which a better fleet must
-save.
+"""Finds the smallest change from a running fleet that pays: starting and stopping workers costs money, which
+the new fleet must save.
 
 Sets   j  option: a worker type in a role, of the running fleet and of the best fleets of a plan from scratch
 Data   c_j price of a worker, e_k of an idle GPU on a node sold whole [USD/h]   n0_j running workers
-       H horizon [h]   p, q USD per worker started, stopped      a_yj what a worker takes of limit y, of A_y
+       H horizon [h]   p, q USD per worker started, stopped      a_yj use of limit y by one worker; A_y its
+       amount
 Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker (solvers/whole_nodes.py)
 
   min   H (sum_j c_j n_j + sum_k e_k i_k) + p sum_j max(n_j - n0_j, 0) + q sum_j max(n0_j - n_j, 0)
@@ -11,12 +12,14 @@ Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker 
         holds     the simulation of n keeps the SLO, with `safety` in enough scenarios of the search
 
 A count vector is the n of one fleet. All count vectors that cost less than the best known fleet are listed,
-and the vector expected to carry most is simulated. If its fleet fails, it and all smaller vectors are
-dropped. If it holds, needless workers are removed from it, and it becomes the best known. We assume that a
-fleet fails if a larger one fails. This is not always true of prefill and decode pools, because more prefill
-workers hand over in bursts. So the answer is exact over these options only if no vector was dropped by the
-assumption. Running workers of a GPU that is no longer in stock are stopped. Policies are those of the plan
-from scratch, because a change of policy moves no worker.
+and the vector expected to carry most is simulated. If its fleet fails, the vector and all smaller ones are
+dropped. If it holds, needless workers are removed from it, and it becomes the best known fleet. This repeats
+until no vector is left. A fleet is assumed to fail if a larger one fails. That is not always true of prefill
+and decode pools, because more prefill workers hand over in bursts. So the answer is exact over these options
+only if no vector was dropped by the assumption.
+
+Running workers of a GPU that is no longer in stock are stopped. Policies are those of the plan from scratch,
+because a change of policy moves no worker.
 
 `compare_traffic` compares the traffic that the running fleet was planned on with today's. The D of Kolmogorov
 and Smirnov is the largest difference between two cumulative distributions, a share of requests. With
@@ -62,8 +65,8 @@ MOST_REQUESTS = 8_000_000
 # and the time suffices. Set by hand, as is MOST_REQUESTS.
 FEWEST_TRIES = 24
 MOST_TRIES = 400
-# The costs of starting and of stopping a worker, where a user gives none, set by hand. A start that costs
-# something keeps what runs where another fleet is hardly cheaper.
+# The costs of starting and of stopping a worker if the user gives none, set by hand. A start is not free, so
+# the running fleet stays if another is hardly cheaper.
 USUAL_START_USD = 1.0
 USUAL_STOP_USD = 0.0
 
@@ -95,9 +98,9 @@ class Move:
 class Way:
     """One possible change: a fleet, its hourly bill, and its cost over the horizon with starts and stops.
 
-    `kept_in` is the test of production, for all ways in the same scenarios; None with `safety: none`.
-    `is_kept_as_written` is about today's traffic alone, which says nothing of scenarios. A fleet that holds
-    is within the question's limits; `beyond` names those that it exceeds.
+    `kept_in` is the result of the test in scenarios, the same scenarios for all ways; None with
+    `safety: none`. `is_kept_as_written` says whether the fleet keeps the SLO on today's traffic alone. A
+    fleet that holds is within the question's limits; `beyond` names the limits that a fleet exceeds.
     """
 
     label: str
@@ -116,8 +119,9 @@ class Replan:
     """The cheapest change in `best`, and other ways to compare it with.
 
     `keeps_running` says that the running fleet holds and stays. `is_exhausted` says that no cheaper count
-    vector of these `options` is left to try. `assumed` of the cheaper vectors were dropped because a larger
-    fleet fails; the others were simulated and fail. `scratch` is the answer of a plan that ignores what runs.
+    vector of these `options` is left to simulate. `assumed` of the cheaper vectors were dropped because a
+    larger fleet fails; the others were simulated and fail. `scratch` is the answer of a plan that ignores the
+    running fleet.
     """
 
     best: Way
@@ -158,7 +162,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     # The test of that plan's fleet; None with `safety: none`.
     in_production = (answer for answer in scratch.answers if answer.name == "production")
     scratch_kept_in = next((answer.kept_in for answer in in_production), None)
-    # The running fleet was not chosen for passing the test, so one test is enough (`_ReplanModel.holds`).
+    # One test is enough: the running fleet was not picked because it passes (`_ReplanModel.holds`).
     running_holds = (
         gone_workers == 0 and bool(model.is_within_limits(n0)) and model.holds(n0, is_picked=False)
     )
@@ -263,9 +267,9 @@ class _ReplanModel:
     def holds(self, n: Ints, *, is_picked: bool = True) -> bool:
         """Whether the fleet keeps the SLO in simulation.
 
-        If the question asks for safety, it must do so in enough scenarios of the search, and in the test of
-        production. A fleet that is picked (`is_picked`) because it passes may have passed by luck: it is
-        tested a second time, in other scenarios.
+        If the question asks for safety, it must keep the SLO in enough scenarios of the search, and pass the
+        test in scenarios that the search has not seen. A fleet that is picked (`is_picked`) because it passes
+        may have passed by luck, so it is tested a second time, in other scenarios.
         """
         counts = self.fleet_counts(n)
         holds = self.oracle.holds(counts)
@@ -294,8 +298,8 @@ class _ReplanModel:
 def _plan_from_scratch(study: Study, task: PlanQuestion, current: Fleet) -> StudyAnswer:
     """The answer of `plan`, which does not know the running fleet.
 
-    Only if that search finds no fleet does another start from the running one. Such a start may lead the
-    search of mixed fleets to a dearer fleet, so it is not the rule.
+    Only if this search finds no fleet, a second search starts from the running fleet. It is not the first
+    choice, because such a start may lead the search of mixed fleets to a dearer fleet.
     """
     try:
         return study.answer(task)
@@ -349,7 +353,7 @@ def _find_cheaper(
     deadline, assumed = now_s() + study.work_limit_s, 0
     while len(vectors) and tries > 0 and not is_over(deadline):
         tries -= 1
-        # The largest expected capacity, and of equal ones the most workers.
+        # The vector with the largest expected capacity; of equal ones that with the most workers.
         candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
         study.progress(f"a smaller change: {len(vectors)} left, best {best_usd:.6g} USD")
         if model.holds(candidate):
@@ -387,16 +391,15 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
             gone_pools.append(pool)
         else:
             moved = replace(pool.type, gpu=gpu)
-            # The search may not consider the type of a running worker; then the worker is taken as it runs.
+            # If the type of a running worker is not among those of the search, the worker keeps its type.
             worker = types.get(moved.name) or moved
             running.append((option_of(pool.role, worker, problem.option_objective), pool.count))
     return list(owned_first(problem, tuple(running))), gone_pools
 
 
 def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnswer) -> list[Option]:
-    """The options for the new fleet: the running ones first, then those of the best fleets from scratch.
-
-    The best fleets of only mixed workers and of only one type of GPU are among these.
+    """The options for the new fleet: the running ones first, then those of the best fleets from scratch,
+    including the best fleets of only mixed workers and of only one type of GPU.
     """
     level0 = scratch.search_result.level0
     options = [option for option, _ in running]
@@ -426,9 +429,9 @@ def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
 def _cheaper_counts(model: _ReplanModel, best_usd: float) -> tuple[Ints, bool]:
     """All count vectors (V, J) that may be cheaper than `best_usd`, and whether some options are left out.
 
-    They are a box: each option has from 0 to the most workers that the budget and the limits allow without
-    workers of other options. If the box has more than MOST_VECTORS vectors, the last options are left out of
-    it (their count is 0).
+    They form a box: each option has from 0 to the most workers that the budget and the limits allow without
+    workers of other options. If the box has more than MOST_VECTORS vectors, the last options are left out
+    (their count is 0).
     """
     price, n0, uses = model.price, model.n0, model.uses
     horizon_h, start_usd = model.terms.horizon_h, model.terms.start_usd

@@ -37,12 +37,13 @@ def simulate_routers(
     plan: Plan, target: str | None = None, deadline: float = math.inf, *, bring_priority: bool = True
 ) -> Plan:
     """The plan with the verdict on its fleet under each router, and with a warning that names the routers
-    which miss the SLO. The fleet is judged on the traffic as it is written, and in the scenarios in which the
-    plan passed its test.
+    which miss the SLO. The fleet is judged on the traffic as written, and in the scenarios in which the plan
+    passed its test.
 
     With `target` only that target is simulated, and a warning says if it cannot run the plan. Simulations
     that would begin after `deadline`, on the search's clock, are left out, and a warning says so. Unless
-    requests `bring_priority`, targets serve them as they arrive, whatever order `plan serve` would give them.
+    requests `bring_priority`, targets serve them in the order of arrival, also where `plan serve` would order
+    them otherwise.
     """
     refused = manifests.find_refused_targets(plan.fleet, plan.max_model_len)
     warnings: list[facts.Warned] = []
@@ -125,8 +126,8 @@ def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
     routers and possible fleets are alike.
     """
     keeping = {row.target for row in plan.certificate.routers if row.keeps}
-    # Targets are alike if they have the same routers and run the same kinds of fleets: only workers of one
-    # kind (ONE_KIND), only pairs of prefill and decode workers (ONLY_PAIRS), only one pool (ONE_POOL).
+    # Targets are alike if they have the same routers and the same restrictions: only workers of one kind
+    # (ONE_KIND), only pairs of prefill and decode workers (ONLY_PAIRS), only one pool (ONE_POOL).
     alike: dict[object, list[str]] = {}
     for name in manifests.TARGETS:
         if name not in keeping:
@@ -155,9 +156,8 @@ def _plan_for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) 
 
 
 def _effective_policies(fleet: Fleet, policies: Policies) -> Policies:
-    """The policies, with the default in place of each routing that has only one worker to choose.
-
-    Such a routing has no effect. So policies that differ only in it become equal, and share a simulation.
+    """The policies, with the default in place of each routing that has only one worker to choose: policies
+    that differ only in such a routing have the same effect, and share a simulation.
     """
     arrival_workers = sum(pool.count for pool in fleet.pools if pool.role != "decode")
     decode_workers = sum(pool.count for pool in fleet.pools if pool.role == "decode")
@@ -202,7 +202,7 @@ def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVe
 def _under_router_fact(target: str, routed: Deployed, judged: RouterVerdict, plan: Plan) -> facts.UnderRouter:
     """The verdict on the plan's fleet under a target's router, as a fact."""
     policies = routed.policies
-    # With one rule in the router only the routing of arrivals is named.
+    # If the router has a single rule, only the routing of arrivals is named.
     simulated = (
         (policies.routing, policies.decode_routing) if len(routed.rule_names) > 1 else (policies.routing,)
     )
@@ -221,7 +221,7 @@ def _under_router_fact(target: str, routed: Deployed, judged: RouterVerdict, pla
 
 
 def _tightest_limit(verdict: Verdict) -> facts.At | None:
-    """The line of the SLO whose value is the largest multiple of its limit; None if no line has a value."""
+    """The limit of the SLO whose simulated value is its largest multiple; None if no limit has a value."""
     lines = [limit_fact(line) for line in verdict.lines]
     lines = [line for line in lines if not math.isnan(line.value_s)]
     return max(lines, key=lambda line: line.value_s / line.limit.limit_s, default=None)

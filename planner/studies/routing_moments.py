@@ -1,8 +1,9 @@
-"""How far a routing is from the best packing of the requests that it placed, at moments of a simulated run.
+"""Measures how far a routing is from the best packing of the requests that it placed, at moments of a
+simulated run.
 
-The moments are spread evenly over the time of arrivals. For each role all requests in service count, from
-when a worker first scheduled them until it is done with them; waiting requests hold nothing. A request takes
-these shares of what a worker has (solvers/moment_packing.py):
+The moments are spread evenly over the time of arrivals. For each role all requests in service count, from the
+time when a worker first schedules them until it is done with them; waiting requests hold nothing. A request
+takes these shares of a worker's resources (solvers/moment_packing.py):
 
   KV blocks   of its prompt and of its output so far; a prefix that prompts share counts in each of them
   seats       one of the worker's max_num_seqs places in the batch
@@ -12,8 +13,8 @@ these shares of what a worker has (solvers/moment_packing.py):
 
 The shares of decodes and prompts are Aladdin's constraints b and c (Nie et al. 2024, arXiv:2405.06856). They
 count only if the SLO has such a limit for all requests; of several limits the tightest is taken. The best
-packing knows what the router could not: how long each output has become. It may move requests between
-moments, which no router can.
+packing knows what the router cannot know: how long each output has become. It may also move requests between
+moments, which no router can do.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ NOT_ZERO_S = 1e-12  # A divisor is at least this, because a prompt may take no t
 class RoutingMoment:
     """The load of a role's workers at one moment, and the best packing of the same requests.
 
-    `requests` were in service on `used` of the role's `workers`. `largest` is the largest share of anything
-    in use on one worker; it may exceed 1, as routers do not look at limits.
+    `requests` were in service on `used` of the role's `workers`. `largest` is the largest share in use of any
+    resource of one worker; it may exceed 1, because routers ignore these limits.
     """
 
     time_s: float
@@ -139,7 +140,8 @@ def _find_in_service(simulation: Simulation, role: str, members: Ints, time_s: f
     is_in_service = (start_s <= time_s) & ((end_s > time_s) | still_runs) & np.isin(worker, members)
     served = np.flatnonzero(is_in_service)
     begun_s, first_s = (simulation.arrival_s + simulation.queue_s)[served], first_token_s[served]
-    # A prompt is taken to be computed evenly until its first token; without one (NaN), not yet at all.
+    # A prompt is taken to be computed evenly until its first token, and not at all without a first token
+    # (NaN).
     computing_s = np.maximum(first_s - begun_s, NOT_ZERO_S)
     done_frac = np.clip(np.nan_to_num((time_s - begun_s) / computing_s), 0.0, 1.0)
     prompt = simulation.input_tokens[served]

@@ -39,9 +39,9 @@ SAME_FOR_ALL = (
 class SeedsQuestion:
     """What to simulate, without the seed.
 
-    `trace` is as `read_trace(path, seed=None)` gives it: requests with the same coarse stamp still have it,
-    and the seed spreads them. `traffic_request` brings the trace to the wanted rate. `closed_loop` keeps that
-    many requests in flight, whenever they arrive; with 0 requests are sent at their arrival times.
+    `trace` is that of `read_trace(path, seed=None)`, in which requests still share coarse time stamps; the
+    seed spreads them. `traffic_request` scales the trace to the wanted rate. `closed_loop` keeps that many
+    requests in flight, whatever their arrival times; with 0 requests are sent at their arrival times.
     """
 
     fleet: Fleet

@@ -1,4 +1,4 @@
-"""What one fleet for all classes of an SLO saves against a fleet for each class, found by planning both.
+"""Computes what one fleet for all classes of an SLO saves against a fleet for each class, by planning both.
 
 The fleet of a class is planned for its own requests of the plan's traffic, and for its own lines of the SLO
 and those for all requests. Requests of no class get a fleet of their own too, for the lines for all requests.
@@ -67,7 +67,7 @@ def _with_fact(plan: Plan, fact: SharingSaves | NotShared) -> Plan:
 def _compare(
     plan: Plan, study: Study, parts: list[tuple[str, PlanQuestion, Trace]]
 ) -> SharingSaves | NotShared:
-    """What one fleet saves against a fleet for each part; NotShared names the first part without a fleet."""
+    """What one fleet saves against a fleet for each class; NotShared names the first class without a fleet."""
     fleets: list[ClassAlone] = []
     for name, task, trace in parts:
         study.progress(f"a fleet for {name} alone")
@@ -87,8 +87,8 @@ def _compare(
 
 
 def _classes_alone(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuestion, Trace]]:
-    """Each class that has requests and limits, and the requests of no class as one more: the name, the
-    question, and the requests, which are already scaled and cut to the window.
+    """The name, the question and the requests of each class that has requests and limits, and of the requests
+    of no class. The requests are already scaled and cut to the window.
     """
     selectors, robust = task.slo.selectors, task.robust
     # The trace has the highest rate of `robust` already; its other rates lie below that.

@@ -1,5 +1,5 @@
-"""A plan's fleet, and larger and smaller ones, under other traffic, step times and limits: what a page's
-sliders show.
+"""Simulates a plan's fleet, and larger and smaller ones, under other traffic, step times and limits, for the
+sliders of a page.
 
 Each fleet is simulated once for every factor on the traffic and on the step times, and judged by the plan's
 limits times every factor on them. More traffic is the same requests in less time, as in `headroom`.

@@ -1,4 +1,4 @@
-"""How well the catalog knows an LLM on a GPU: a row per split over GPUs, and a badge that sums them up."""
+"""Says how well the catalog knows an LLM on a GPU: a row per split over GPUs, and a badge that sums them up."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""What each tenant of a trace costs on a fleet, from a simulation of it.
+"""Computes what each tenant of a trace costs on a fleet, from a simulation of this trace.
 
 The bill is divided among the pools by their prices, and a pool's share among the tenants by the worker
 seconds that their requests take. A prompt takes its tokens' share of a step with a full token budget, and the

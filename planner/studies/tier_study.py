@@ -2,19 +2,19 @@
 all workers.
 
 These kinds of memory are called tiers. A choice gives each tier a size: memory and disk per GPU, the store as
-a whole. The memory that comes with a node is free; the cost of more is added to the price of every GPU, so
-that the search weighs it against GPUs. For each choice that is tried, the cheapest fleet on paper is searched
-for. The study begins with the CPU memory that comes with a node, and no disk. It moves to larger and smaller
-sizes, one tier at a time, as long as GPUs and tiers together become cheaper. The choice without any tier is
-always tried too, so the answer never costs more than without tiers. If choices are equally cheap, the one
-with the least memory is taken.
+a whole. The memory that comes with a node is free; the cost of more memory is added to the price of every
+GPU, so that the search weighs it against GPUs. For each choice, the cheapest fleet on paper is searched. The
+study begins with the CPU memory that comes with a node, and no disk. It moves to larger and smaller sizes,
+one tier at a time, as long as GPUs and tiers together become cheaper. The choice without any tier is always
+searched too, so the answer never costs more than without tiers. If choices are equally cheap, the one with
+the least memory is taken.
 
 The break-even of a tier is the shortest prefix that a worker loads from the tier sooner than it computes the
 prefix:
 
     L tokens * seconds to load a token <= prefill(u + L) - prefill(u after L cached)
 
-for a prompt of L cached tokens and u = 16 more, a KV block.
+for a prompt of L cached tokens and u = 16 further tokens, which is one KV block.
 """
 
 import math
@@ -68,9 +68,9 @@ class TierAnswer:
     """The cheapest fleet found with tiers of these sizes; None if none keeps the SLO.
 
     `usd_per_h` is the cost of GPUs and tiers, infinite without a fleet, and `tiers_usd_per_h` that of the
-    tiers alone; both have the `idle_gpus` of whole nodes, which are paid with their memory. The `hit_frac`s
-    are shares of prompt tokens: found on GPUs, in memory or the store, on disk. `is_exhausted` is False if
-    the search was cut short.
+    tiers alone; both include the `idle_gpus` of whole nodes, which are paid with their memory. The
+    `hit_frac`s are the shares of prompt tokens that are found on GPUs, in memory or the store, and on disk.
+    `is_exhausted` is False if the search was cut short.
     """
 
     sizes: TierSizes
@@ -99,7 +99,9 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierStudy:
-    """The answer of every choice in the order of trying, the best one, and the break-even of each tier."""
+    """The answer of every choice in the order of their searches, the best answer, and the break-even of each
+    tier.
+    """
 
     answers: tuple[TierAnswer, ...]
     best: TierAnswer
@@ -149,8 +151,9 @@ def with_tiers(task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier]
 def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) -> TierStudy:
     """Find the best sizes of the tiers; each search has an equal part of the work that the study may take.
 
-    Raises InputError for a question without prefix caches, whose objective is not cost, or with a setting
-    that is not simulated beside tiers. Raises InfeasibleError if no fleet keeps the SLO with any choice.
+    Raises InputError for a question without prefix caches, with another objective than cost, or with a
+    setting that is not simulated beside tiers. Raises InfeasibleError if no fleet keeps the SLO with any
+    choice.
     """
     if not task.policies.prefix_cache:
         raise InputError("policies: prefix_cache: tiers keep what leaves prefix caches; write true")
@@ -188,7 +191,7 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
 
 
 def _refuse_beside_tiers(task: PlanQuestion, llm: Llm) -> None:
-    """Raise InputError if the question asks for what is not simulated with KV offload."""
+    """Raise InputError if the question has a setting that is not simulated with KV offload."""
     check_can_offload(llm, "KV tiers")
     for where, is_set in (
         ("fleet: pp", any(stages > 1 for stages in task.stages)),
@@ -201,9 +204,8 @@ def _refuse_beside_tiers(task: PlanQuestion, llm: Llm) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TierGrid:
-    """The sizes that may be chosen, rising.
-
-    `memory_start` is the index of the memory that comes with a node.
+    """The sizes that may be chosen, in rising order. `memory_start` is the index of the memory that comes
+    with a node.
     """
 
     memory_bytes: tuple[float, ...]
@@ -213,8 +215,8 @@ class TierGrid:
 
     @property
     def most_answers(self) -> int:
-        """About how many choices `search_sizes` tries. It moves memory to one side of the start only, so half
-        of its sizes are counted.
+        """About how many choices `search_sizes` searches. It moves memory to one side of the start only, so
+        half of its sizes are counted.
         """
         return len(self.memory_bytes) // 2 + len(self.disk_bytes) + len(self.store_bytes)
 
@@ -242,10 +244,10 @@ def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
 
 
 def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierAnswer]) -> TierAnswer:
-    """The best answer of the choices that are tried.
+    """The best answer of the choices that are searched.
 
-    No tier is tried first, then memory as it comes with a node, then stores. Memory and disk are moved to
-    their next sizes in turns as long as that is better, up first, then down.
+    The choice without tiers comes first, then memory as it comes with a node, then stores. Memory and disk
+    are moved to their next sizes in turns as long as that is better, up first, then down.
     """
     best = answer(TierSizes())
     axes = grid.memory_bytes, grid.disk_bytes
@@ -310,7 +312,7 @@ def _answer_with_tiers(
 
 
 def _without_tiers(worker: WorkerType, tiers_usd_per_gpu_h: float) -> WorkerType:
-    """The worker type at the price of its GPUs without that of memory and disk behind them."""
+    """The worker type at the price of its GPUs without the memory and disk behind them."""
     price_usd_per_h = max(worker.gpu.price_usd_per_h - tiers_usd_per_gpu_h, 0.0)
     return replace(worker, gpu=replace(worker.gpu, price_usd_per_h=price_usd_per_h))
 
@@ -323,10 +325,11 @@ def hit_fracs(simulation: Simulation) -> tuple[float, float, float]:
 
 
 def break_even_tokens(worker: WorkerType, token_s: float, most_tokens: int) -> int | None:
-    """The shortest prefix in whole KV blocks that takes no longer to load than to compute; None if none does.
+    """The shortest prefix in whole KV blocks that takes no longer to load than to compute; None if there is
+    none.
 
-    Loading takes `token_s` per token. The prompt has KV_BLOCK_TOKENS more tokens than the prefix, and
-    prefixes of up to `most_tokens` are tried.
+    Loading takes `token_s` per token. The prompt has KV_BLOCK_TOKENS more tokens than the prefix, and at most
+    `most_tokens`.
     """
     prefix = np.arange(KV_BLOCK_TOKENS, most_tokens - KV_BLOCK_TOKENS, KV_BLOCK_TOKENS, dtype=float)
     prompt = prefix + KV_BLOCK_TOKENS
