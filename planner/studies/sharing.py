@@ -67,7 +67,7 @@ def _with_fact(plan: Plan, fact: SharingSaves | NotShared) -> Plan:
 def _compare(
     plan: Plan, study: Study, parts: list[tuple[str, PlanQuestion, Trace]]
 ) -> SharingSaves | NotShared:
-    """What one fleet saves against a fleet for each class; NotShared names the first class without a fleet."""
+    """What one fleet saves against a fleet per class; NotShared names the first class without a fleet."""
     fleets: list[ClassAlone] = []
     for name, task, trace in parts:
         study.progress(f"a fleet for {name} alone")

@@ -1,4 +1,4 @@
-"""Says how well the catalog knows an LLM on a GPU: a row per split over GPUs, and a badge that sums them up."""
+"""Shows how well the catalog knows an LLM on a GPU: a row per split over GPUs, and a badge for all rows."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
