@@ -4,8 +4,8 @@ stdout carries the answer (a table, or one JSON object with --json), stderr prog
 
     0  done                          1  bad input or failure                2  wrong usage
     3  infeasible
-    4  nothing was found, or a plan is written that is less than was asked for: not finished in time, or the
-       cheapest on paper because there is none for production
+    4  nothing was found, or the plan that is written is not the one asked for: it was not finished in time,
+       or it is the cheapest on paper because none for production was found
     5  validation ran and the engines missed the SLO, or a watched plan no longer holds
     6  the prediction was off, or the traffic of a watched plan has drifted
     130  interrupted                 143  ended by SIGTERM
@@ -65,7 +65,7 @@ from planner.policies import ROUTERS_OF
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 
-# A longer message (it may quote a value that fills a file) is shown without its middle.
+# Of a longer message (it may quote a value that fills a file) the middle is cut out.
 LONGEST_MESSAGE_CHARS = 2000
 
 TimeOption = Annotated[
@@ -101,11 +101,11 @@ TargetOption = Annotated[
 
 
 class CommandLine(typer.Typer):
-    """Typer, but it reads the commands from their signatures once per process only: that takes 40 ms."""
+    """A Typer that reads the commands from their signatures only once per process, as that takes 40 ms."""
 
     @cached_property
     def commands(self) -> Callable[..., Any]:
-        """The function that reads the arguments and runs a command."""
+        """The function that parses the arguments and runs a command."""
         return get_command(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,10 +113,12 @@ class CommandLine(typer.Typer):
 
 
 class FilesOrCommands(TyperGroup):
-    """The commands. For a file, or a word of another tool, in place of one, the error says what to write."""
+    """The commands. If a file, or a word of another tool, is in the place of one, the error says what to
+    write.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As Typer does, for a known command."""
+        """As in Typer, for a known command."""
         if args and args[0] not in self.commands:
             option = OPTION_OF_SUFFIX.get(Path(args[0]).suffix.lower())
             if option is not None:
@@ -126,17 +128,17 @@ class FilesOrCommands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does, but for an option of another tool (--qps) the error names ours. Typer itself would
-        suggest the option that is spelt most alike (--gpus), which is seldom the one that is meant. An empty
-        value is an error, in every command: as a path it would be the current folder.
+        """As in Typer, but for an option of another tool (--qps) the error names ours. Typer would suggest
+        the option with the most similar spelling (--gpus), which is seldom meant. In every command an empty
+        value is an error: as a path it would be the current folder.
         """
-        for before, arg in itertools.pairwise(["plan", *args]):
+        for previous, arg in itertools.pairwise(["plan", *args]):
             if not arg or re.fullmatch("--[a-z-]+=", arg):
-                where = (arg or before).rstrip("=")
+                where = (arg or previous).rstrip("=")
                 ctx.fail(f"the value after {where} is empty; is a variable of the shell not set?")
         names = _option_names(self)
         for arg in args:
-            if arg in self.commands:  # What follows are the options of that command.
+            if arg in self.commands:  # The options after it belong to that command.
                 break
             name = arg.split("=")[0]
             if name.startswith("--") and name not in names and (meant := OTHER_OPTIONS.get(name[2:].lower())):
@@ -146,12 +148,10 @@ class FilesOrCommands(TyperGroup):
 
 
 class AnyCommand(TyperCommand):
-    """A command. For an option that belongs to a question, or a file without its option, the error says what
-    to write.
-    """
+    """A command. For an option of a question, or a file without its option, the error says what to write."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does, if no argument is an option of a question or a file without its option."""
+        """As in Typer, unless there is an option of a question or a file without its option."""
         names = _option_names(self)
         for arg in args:
             name = arg.split("=")[0]
@@ -177,14 +177,14 @@ class AnyCommand(TyperCommand):
         )
 
     def _refuse_bare_file(self, ctx: Any, arg: str, names: set[str]) -> None:
-        """End with an error for a file without the option it belongs to, if one of `names` takes it."""
+        """End with an error for a file without its option, if that option is one of `names`."""
         path, written = Path(arg), arg
         option = "--fleet" if _is_fleet(path) else OPTION_OF_SUFFIX.get(path.suffix.lower(), "--fleet")
-        if option == "--fleet" and "--current" in names:  # plan replan has this name for the fleet.
+        if option == "--fleet" and "--current" in names:  # The name of this option in plan replan.
             option = "--current"
         elif option == "--fleet" and option not in names and "--slo" in names:
-            # A folder of a plan for a command that takes a question: that of a plan from options is in the
-            # folder; any other is where the user has it.
+            # A plan's folder, for a command that takes a question. If the plan was made from options, the
+            # folder holds its question; otherwise the user has that elsewhere.
             slo = path / "slo.yaml"
             option, written = "--slo", str(slo) if slo.is_file() else slo.name
         if option in names:
@@ -192,8 +192,8 @@ class AnyCommand(TyperCommand):
 
 
 def _refuse_repeated(ctx: Any, command: Any, args: Iterable[str]) -> None:
-    """End with an error for an option of one value that is given twice. Typer would take the last one and
-    say nothing, so that of two traces the first was not planned for.
+    """End with an error for an option of one value that is given twice. Typer would silently take the last:
+    of two traces, the first would be ignored.
     """
     of_one_value = {
         name: option
@@ -229,12 +229,12 @@ def _is_fleet(path: Path) -> bool:
     return False
 
 
-# Options that describe a question, which `plan` and `plan init` have.
+# Options of `plan` and `plan init` that describe a question.
 QUESTION_OPTIONS = {
     *("--llm", "--rate", "--input", "--output", "--task", "--duration", "--gpus", "--agents", "--objective"),
     *(f"--{metric}-p{percentile}" for metric in METRICS for percentile in (50, 90, 95, 99)),
 }
-# Words that newcomers use in place of a command, and what to write for each.
+# Words that newcomers use in place of a command -> what to write.
 OTHER_WORDS = {
     **dict.fromkeys(
         ("plan", "run", "optimize", "optimise", "size"), "--slo slo.yaml --trace trace.csv -o out/"
@@ -244,7 +244,7 @@ OTHER_WORDS = {
     **{"autoscale": "day", "headroom": "sensitivity", "capacity": "goodput", "benchmark": "validate"},
     **{"gpus": "catalog gpus", "llms": "catalog llms", "models": "catalog llms", "prices": "catalog prices"},
 }
-# Options of other tools, and limits without their percentile, with what to write for each.
+# Options of other tools, and limits without a percentile -> what to write.
 OTHER_OPTIONS = {
     **dict.fromkeys(("qps", "rps", "request-rate"), "--rate 5, in requests/s"),
     **dict.fromkeys(
@@ -308,29 +308,30 @@ for _name, _command in (
 app.add_typer(catalog_commands, name="catalog")
 
 
-# The thresholds of Python's collector of reference cycles (`gc.set_threshold`) once all modules are loaded;
-# set by hand, far above the defaults. While modules load, the thresholds in fleetplan/__main__.py hold.
+# For `gc.set_threshold`, once all modules are loaded; set by hand, far above the defaults. While modules
+# load, the thresholds in fleetplan/__main__.py hold.
 SEARCH_THRESHOLDS = (20_000, 50, 50)
-# Errors that Python raises when it only looks at a path that a user gave: another path cures them.
+# Errors that Python may raise as it looks at a path that a user gave. Another path helps.
 PATH_ERRORS = (errno.ENAMETOOLONG, errno.EACCES)
 
 
 def main() -> None:
     """Run the command line, and exit.
 
-    A PlannerError becomes one line on stderr and its exit code; so do a path at which no file can be, a full
-    disk or a closed pipe under stdout, and a machine whose resources do not suffice. Any other exception is
-    our bug and keeps its traceback.
+    A PlannerError becomes one line on stderr and its exit code. So do a path at which no file can be, a
+    stdout that cannot be written (full disk, closed pipe), and a lack of memory or other resources. Any other
+    exception is our bug and keeps its traceback.
     """
     _fill_closed_streams()
     if "--json" in sys.argv or sys.argv[1:2] == ["mcp"]:
         keep_native_prints_off_stdout()
-    # The search makes few reference cycles. To look for them as often as by default took 5 % of its time.
-    gc.freeze()  # What is loaded stays until the end.
+    # The search makes few reference cycles. At the default thresholds the look for them takes 5 % of its
+    # time.
+    gc.freeze()  # What is loaded now is needed until the end.
     gc.set_threshold(*SEARCH_THRESHOLDS)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # A terminal that cannot show × shows \xd7.
+            stream.reconfigure(errors="backslashreplace")  # A stream that cannot encode × gets \xd7.
     try:
         try:
             app()
@@ -355,8 +356,8 @@ def main() -> None:
 
 
 def _fill_closed_streams() -> None:
-    """Open the standard streams that were closed when this process was started. Otherwise the next file would
-    get their numbers, and print() would fail.
+    """Open the standard streams that were closed when this process was started. Otherwise the next files
+    would get their numbers, and print() would fail.
     """
     fill_standard_streams()
     if sys.stdout is None:
@@ -389,12 +390,12 @@ OBJECTIVE_HELP = "cost, power, gpus; throughput: how much do --gpus h100:16 carr
 
 
 def _option(name: str, help: str) -> Any:
-    """An option that gives a part of the question, in place of slo.yaml."""
+    """An option for a part of the question, in place of slo.yaml."""
     return typer.Option(name, help=help, rich_help_panel="The question, where there is no slo.yaml")
 
 
 def _limit(name: str) -> Any:
-    """The option of a limit of the SLO, such as --ttft-p95."""
+    """An option for a limit of the SLO, such as --ttft-p95."""
     metric, percentile = name.removeprefix("--").split("-")
     row = METRICS[metric]
     what = row.name.partition(",")[0] if row.is_of_agents else row.abbreviation
@@ -468,8 +469,7 @@ def plan(
         return
     if context.invoked_subcommand is not None:
         return
-    # The parameters of limits are named after a metric and a percentile, whose four characters are cut off:
-    # ttft_p95.
+    # Parameters of limits are a metric and a percentile, such as ttft_p95; the last four characters are cut.
     limits = {name.replace("_", "-"): limit for name, limit in context.params.items() if name[:-4] in METRICS}
     question = QuestionOptions(
         llm, rate, input_, output, task, duration, gpus, safety, limits, agents, objective
@@ -503,7 +503,7 @@ def _run_plan(plan_options: PlanOptions, question: QuestionOptions) -> None:
     lacks_folder = has_several and plan_options.out is None
     has_traffic = plan_options.trace is not None or has_several or describes_traffic(slo)
     if lacks_folder or not has_traffic:
-        # An error in what is there comes first: a misspelt `trafic:` would otherwise look like no traffic.
+        # Errors in slo.yaml come first: with a misspelt `trafic:` the traffic would seem to be missing.
         check_keys(slo)
         if (trace := plan_options.trace) is not None and not trace.exists():
             raise InputError(f"{trace}: no such file")

@@ -1,4 +1,4 @@
-"""The values that every stage shares: GPU, limit, SLO. They are frozen, with units in the names of fields."""
+"""Values that all stages share: GPU, limit, SLO. They are frozen, and the names of fields end in units."""
 
 import math
 from collections.abc import Iterable
@@ -14,8 +14,8 @@ KV_BLOCK_TOKENS = 16  # vLLM's default.
 MOST_SEED = 2**32 - 1  # The largest seed that a question takes.
 SPOT = "@spot"  # The suffix in the name of a GPU that is rented on the spot market.
 OWNED = "@owned"  # The suffix in the name of an owned GPU, which costs no new money.
-# Sums of floats have rounding errors: prices, amounts and rates that differ by at most this share count as
-# equal, and a number that is above a whole one by at most this counts as whole.
+# Sums of floats have rounding errors. So prices, amounts and rates that differ by at most this share count as
+# equal, and numbers above a whole number by at most this count as that number.
 ROUNDING = 1e-9
 # The backlog test (solvers/required_work.py): this share of the last requests must wait no longer than the
 # limit on TTFT, or than BACKLOG_LIMIT_S if the SLO has no such limit.
@@ -30,7 +30,7 @@ def row_of(gpu: str) -> str:
 
 
 def market_of(gpu: str) -> str:
-    """The suffix that says how a GPU is obtained: "@spot", "@owned", or "" for a rented one."""
+    """The suffix of a GPU's name: "@spot", "@owned", or "" for one that is rented on demand."""
     return gpu[len(row_of(gpu)) :]
 
 
@@ -54,11 +54,11 @@ class Gpu:
     """An accelerator we can rent: one row of catalogs/gpus.yaml.
 
     `dense_flops_per_s` is for dense matrices of 16 bits, `fp8_flops_per_s` of 8 and `fp4_flops_per_s` of 4
-    (None: the GPU has no such units, or their speed is unknown); `link_bytes_per_s` is what one GPU sends to
-    the others of its node, in one direction. A power-capped variant is a row of its own ("h100-80g@350W"):
-    `power_w` is the cap, `board_w` the board's limit without the cap. `prefill_slowdown` and
-    `decode_slowdown` (>= 1) multiply the compute-bound and the memory-bound part of a step. `unchecked` says
-    why the accuracy of the GPU's step times is unknown; a plan considers such a GPU only if the question
+    (None: the GPU has no such units, or their speed is unknown); `link_bytes_per_s` is the bandwidth from one
+    GPU to the others of its node, in one direction. A power-capped variant is a row of its own
+    ("h100-80g@350W"): `power_w` is the cap, `board_w` the board's limit without the cap. `prefill_slowdown`
+    and `decode_slowdown` (>= 1) multiply the compute-bound and the memory-bound part of a step. `unchecked`
+    says why the accuracy of the GPU's step times is unknown; a plan considers such a GPU only if the question
     names it.
     """
 
@@ -75,14 +75,14 @@ class Gpu:
     base: str  # The name of the row without a power cap; the row's own name if it has none.
     prefill_slowdown: float = 1.0
     decode_slowdown: float = 1.0
-    uncapped_w: float | None = None  # For a capped row, `power_w` of the base.
+    uncapped_w: float | None = None  # In a capped row, the `power_w` of its base.
     fp8_flops_per_s: float | None = None
     all_reduce: tuple[AllReduce, ...] = ()  # For other numbers of GPUs the link's bandwidth is used.
     # How fast a step reads the KV of its decodes if it also has prefills; None: at the full bandwidth.
     mixed_kv_bytes_per_s: float | None = None
     fp4_flops_per_s: float | None = None
     unchecked: str = ""
-    is_sold_whole: bool = False  # It is sold by the node of `gpus_per_node`, not by the GPU.
+    is_sold_whole: bool = False  # Only whole nodes of `gpus_per_node` are rented, not single GPUs.
     # The price of electricity, with the site's overhead; 0 if `price_usd_per_h` includes electricity.
     energy_usd_per_kwh: float = 0.0
 
@@ -108,7 +108,7 @@ class Gpu:
 
     @property
     def electricity_usd_per_h(self) -> float:
-        """Cost of electricity at provisioned power, around the clock."""
+        """Cost of electricity at constant `power_w`."""
         return self.power_w / 1e3 * self.energy_usd_per_kwh
 
     @property
@@ -158,16 +158,16 @@ class Limit:
 
     @property
     def name(self) -> str:
-        """For instance 'ttft p90'; with a class called chat 'chat ttft p90'."""
+        """For instance 'ttft p90', or 'chat ttft p90' for a class called chat."""
         of_class = "" if self.selector is None else f"{self.selector.name} "
         return f"{of_class}{self.metric} {percentile_name(self.percentile_frac)}"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceGuarantee:
-    """While work of a tenant waits, the tenant gets at least `share_frac` of its fair share of service, in
-    every window of `window_s` (simulator/service_shares.py). `tenant` is None for all tenants that no other
-    guarantee names.
+    """In every window of `window_s` in which work of a tenant waits, it gets at least `share_frac` of its
+    fair share of service (simulator/service_shares.py). `tenant` None: all tenants that no other guarantee
+    names.
     """
 
     tenant: str | None
@@ -182,12 +182,12 @@ class ServiceGuarantee:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """The SLO: every limit must hold, and `attainment_frac` of requests must keep all limits at once. Tenants
-    get their `guarantees`.
+    """The SLO: every limit must hold, `attainment_frac` of requests must keep all limits at once, and tenants
+    must get their `guarantees`.
 
     With `every_s`, limits and attainment must hold in every window of that length
-    (traffic.trace.slo_windows_s) and over the whole trace. That allows fewer misses than a percentile of the
-    whole trace does, as `allowed_above` rounds down in each window.
+    (traffic.trace.slo_windows_s) and over the whole trace. That allows fewer misses than the whole trace
+    alone, as `allowed_above` rounds down in each window.
     """
 
     limits: tuple[Limit, ...]
@@ -196,29 +196,29 @@ class Slo:
     guarantees: tuple[ServiceGuarantee, ...] = ()
 
     def guarantee_of(self, tenant: str) -> ServiceGuarantee | None:
-        """The guarantee that names the tenant, else that of all other tenants, None without one."""
+        """The guarantee that names the tenant, else the one for all other tenants, if any."""
         guarantees = {each.tenant: each for each in self.guarantees}
         return guarantees.get(tenant, guarantees.get(None))
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        """The classes of the SLO's lines, each once, in their order."""
+        """The classes of the SLO's limits, each once, in their order."""
         return selectors_of(self.limits)
 
     def patience_s(self, span_s: float) -> float:
         """How long requests of the most patient class may wait in the backlog test of `span_s` seconds."""
         classes: tuple[Selector | None, ...] = self.selectors
         if not classes or any(each.selector is None for each in self.limits):
-            classes = (*classes, None)  # There are limits for requests of no class, or no limits at all.
+            classes = (*classes, None)  # There are limits for all requests, or no limits.
         return max(self.patience_of(each, span_s) for each in classes)
 
     def patience_of(self, selector: Selector | None, span_s: float) -> float:
-        """How long requests of a class may wait in the backlog test, or with None the requests of no class:
-        up to the largest limit on TTFT.
+        """How long requests of a class (None: of no class) may wait in the backlog test: up to the largest
+        limit on TTFT.
 
-        A class with limits on E2E alone is work with a deadline. It may wait until then, but no longer than a
-        tenth of the span, or BACKLOG_LIMIT_S if that is longer: in traffic that goes on, a longer wait means
-        that the backlog grows.
+        Requests of a class with limits on E2E alone have a deadline. They may wait until then, but no longer
+        than a tenth of the span, or BACKLOG_LIMIT_S if that is longer: in continuing traffic a longer wait
+        means that the backlog grows.
         """
         own_limits = [limit for limit in self.limits if limit.selector == selector]
         ttft_s = [limit.limit_s for limit in own_limits if limit.metric == "ttft"]
@@ -228,8 +228,8 @@ class Slo:
         return min(max(deadlines_s), max(span_s / 10, BACKLOG_LIMIT_S))
 
     def due_s(self, selector: Selector) -> float:
-        """When a request of this class is due, after its arrival; the queue `edf` orders requests by it. It
-        is the tightest limit on TTFT, else that on E2E, else BACKLOG_LIMIT_S.
+        """The time from the arrival of a request of this class until it is due, for the queue `edf`: the
+        tightest limit on TTFT, else that on E2E, else BACKLOG_LIMIT_S.
         """
         own_limits = [limit for limit in self.limits if limit.selector == selector]
         for metric in ("ttft", "e2e"):
@@ -239,7 +239,7 @@ class Slo:
 
 
 def selectors_of(limits: Iterable[Limit]) -> tuple[Selector, ...]:
-    """The classes of these lines, each once, in their order."""
+    """The classes of these limits, each once, in their order."""
     return tuple(dict.fromkeys(limit.selector for limit in limits if limit.selector is not None))
 
 

@@ -1,15 +1,15 @@
 """All errors that a user can cause, as a tree.
 
     PlannerError            bad input or a failed step: one line on stderr, exit code 1
-      InputError            a file or a value we cannot use
+      InputError            a file or a value that cannot be used
         TraceError          ... in a trace
         CatalogError        ... in a catalog
       ExtrapolationError    a fitted model was used outside the range it was fitted on
       OutOfTimeError        nothing was found within --time-limit: exit code 4
       InfeasibleError       no fleet keeps the SLO: exit code 3; none was found, without proof: exit code 4
 
-A message says in one line what was asked, what was found and what to change. Any error that is not a
-`PlannerError` is a bug of ours and keeps its traceback; `BoundError` is one with a name.
+A message says in one line what was asked, what was found and what to change. Any other error is our bug and
+keeps its traceback; one of these, `BoundError`, is defined here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-# A limit that is smaller than needed by this share suffices: limits have a larger slack, `domain.ROUNDING`.
+# A limit may be too small by this share, because limits are tested with a larger slack (`domain.ROUNDING`).
 ROUNDING_FRAC = 1e-10
 
 
@@ -30,16 +30,16 @@ class PlannerError(Exception):
 
     @property
     def line(self) -> str:
-        """The message in one line, even if a name that it quotes has several."""
+        """The message in one line, even if it quotes a name of several lines."""
         return " ".join(str(self).split())
 
     def to_dict(self) -> dict[str, Any]:
-        """What a command prints with --json in place of its answer."""
+        """The JSON that a command prints in place of its answer."""
         return {"status": "error", "message": self.line}
 
 
 class InputError(PlannerError):
-    """A file or a value that cannot be used as it stands."""
+    """A file or a value that cannot be used."""
 
 
 class TraceError(InputError):
@@ -47,27 +47,26 @@ class TraceError(InputError):
 
 
 class CatalogError(InputError):
-    """A catalog row that is missing or makes no sense."""
+    """A row that the catalog lacks, or one that is invalid."""
 
 
 class ExtrapolationError(PlannerError):
-    """A prediction outside the range on which its model was fitted."""
+    """A prediction outside the range for which its model was fitted."""
 
 
 class OutOfTimeError(PlannerError):
-    """Nothing was found within the time limit, and it is not proved that there is nothing."""
+    """Nothing was found within the time limit; there may be something."""
 
     exit_code = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A limit that would have to change, from its present value to one that suffices.
+    """A limit that would have to change, from its present value to one that suffices (`enough`).
 
-    `limit` is the name of a `domain.FleetLimit` or a `domain.Limit`; `unit` is GPUs, W, USD/h or s.
-    `none_below` is the largest value of a limit of the SLO at which no fleet was found: the least value that
-    suffices lies between `none_below` and `enough`. It is 0 if no such value is known, and for limits of the
-    fleet.
+    `limit` is the name of a `domain.FleetLimit` or a `domain.Limit`; `unit` is GPUs, W, USD/h or s. For a
+    limit of the SLO, `none_below` is the largest value at which no fleet was found (0 if none is known): the
+    least value that suffices lies between it and `enough`.
     """
 
     limit: str
@@ -79,15 +78,15 @@ class Change:
     def __str__(self) -> str:
         if self.unit == "s":
             return f"{self.limit} >= {self.enough:.9g} s"
-        unit = "" if self.unit == "GPUs" else f" {self.unit}"  # The name of a stock contains the GPU's name.
+        unit = "" if self.unit == "GPUs" else f" {self.unit}"  # The name ends in "GPUs" or a GPU's name.
         return f"{self.limit} from {_plain(self.present)} to {_rounded_up(self.enough)}{unit}"
 
 
 @dataclass(frozen=True, slots=True)
 class MostKept:
-    """The largest share of scenarios (`kept_frac`) in which any fleet found within the limits keeps the SLO,
-    and the value of this fleet; `on_paper` is the value of the cheapest fleet on paper, both in `unit`. The
-    question requires the share `asked_frac`.
+    """The fleet that keeps the SLO in the largest share of scenarios (`kept_frac`) of all that were found
+    within the limits. `value` is its objective and `on_paper` that of the cheapest fleet on paper, both in
+    `unit`. The question requires the share `asked_frac`.
     """
 
     asked_frac: float
@@ -100,10 +99,10 @@ class MostKept:
 class InfeasibleError(PlannerError):
     """No fleet keeps the SLO within the limits; or, unless `is_proved`, none was found and nothing proves it.
 
-    `kind` is "latency" (no number of workers helps) or "capacity" (stock, power or budget runs out).
+    `kind` is "latency" (no number of workers helps) or "capacity" (stock, power or budget is too small).
     `constraint` names the binding limit or limits. Each entry of `ways` helps if all its changes are made;
-    `relaxation` says the same in one line, or what may help if no figures are known. `most_kept` is given if
-    a fleet holds on paper but no fleet holds in enough scenarios.
+    `relaxation` is the same as text, or what may help if no figures are known. `most_kept` is given if a
+    fleet keeps the SLO on paper but none keeps it in enough scenarios.
     """
 
     exit_code = 3
@@ -136,7 +135,7 @@ class InfeasibleError(PlannerError):
         return ", ".join(self.constraints)
 
     def to_dict(self) -> dict[str, Any]:
-        """What a command prints with --json in place of a plan."""
+        """The JSON that a command prints in place of a plan."""
         return {
             "status": "infeasible" if self.is_proved else "not found",
             "kind": self.kind,
@@ -148,7 +147,7 @@ class InfeasibleError(PlannerError):
         }
 
     def of_llm(self, llm: str) -> InfeasibleError:
-        """The same error, whose message begins with the name of the LLM that it is about."""
+        """The same error, with the name of its LLM before the message."""
         return InfeasibleError(
             f"{llm}: {self}",
             kind=self.kind,
@@ -161,12 +160,12 @@ class InfeasibleError(PlannerError):
 
 
 def _plain(value: float) -> str:
-    """The value as text with six digits, or whole if it has more; never with an exponent as in 1e+06."""
+    """The value with six digits, or as a whole number if that has more; no exponent as in 1e+06."""
     return f"{value:.0f}" if 999_999.5 <= value < math.inf else f"{value:g}"
 
 
 def _rounded_up(value: float) -> str:
-    """The value as `_plain` writes it, but rounded up, so that a limit of this text suffices."""
+    """The value as `_plain` writes it, but rounded up, so that a limit of the written value suffices."""
     text = _plain(value)
     if float(text) >= value * (1 - ROUNDING_FRAC):
         return text
@@ -180,7 +179,7 @@ def ways_text(ways: Iterable[Iterable[Change]]) -> str:
 
 
 class BoundError(AssertionError):
-    """A lower bound lies above a fleet that holds: the bound is wrong, and so is whatever rests on it.
+    """A lower bound lies above a fleet that holds, so the bound and all that follows from it are wrong.
 
-    Our own mistake, so no `PlannerError`: no certificate is written, and the traceback stays.
+    This is our bug, so it is no `PlannerError`: it keeps its traceback, and no certificate is written.
     """

@@ -1,5 +1,5 @@
-"""The values that describe a fleet: worker type, pool, network, policies, fleet. They are frozen, with units
-in the names of fields.
+"""Values that describe a fleet: worker type, pool, network, policies, fleet. They are frozen, and the names
+of fields end in units.
 """
 
 from __future__ import annotations
@@ -25,31 +25,30 @@ from planner.models.lora import Lora, LoraSlots
 from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
-# Two versions of vLLM, as (major, minor).
-# From this version on vLLM first reuses cache blocks that no prompt can find (vllm-project/vllm#43447).
+# Versions of vLLM, as (major, minor).
+# Since this one vLLM first reuses cache blocks that no prompt can find (vllm-project/vllm#43447).
 FINDABLE_KEPT_SINCE = (0, 23)
-# From this version on vLLM caches the KV of sliding windows and the states of recurrent layers only where a
-# prompt ends and where prompts have diverged: the default of --prefix-cache-retention-interval became 0
+# Since this one vLLM caches the KV of sliding windows and the states of recurrent layers only where a prompt
+# ends and where prompts have diverged: the default of --prefix-cache-retention-interval became 0
 # (vllm-project/vllm#52216, after 0.26).
 ENDS_KEPT_SINCE = (0, 27)
-MAX_NUM_SEQS = (
-    256  # The default of vLLM's --max-num-seqs, the sequences in one step of an engine. Names leave it out.
-)
+# The default of vLLM's --max-num-seqs, the most sequences in a step. Names of worker types leave it out.
+MAX_NUM_SEQS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerType:
-    """An engine we can start: GPU, tensor parallelism, engine settings, and the fits that describe it.
+    """An engine that can be started: GPU, tensor parallelism, engine settings, and its fitted step times.
 
     One worker occupies `tp * pp * dp` GPUs. Its `dp` data-parallel ranks (vLLM's --data-parallel-size) each
     have a scheduler, a queue and a KV cache, make their steps together and share the experts; the other
     fields describe one rank. `kv_tokens` is the size of the KV cache, a multiple of the block. `kv_beside` is
-    what a sequence occupies in the cache in addition to its tokens (windows and states), `launched_layers`
-    the layers whose launches take long (`engine.py`); both are nothing until `with_llm` names the LLM.
-    `form`, if given, replaces `latency` in the simulator by the step times of another program. `engine` adds
-    the host's time to each step; None adds nothing. With `speculation` decodes draft tokens and verify them.
-    With `ep` every GPU has whole experts, otherwise a slice of each. `lora` are the slots for adapters;
-    `kv_tokens` already excludes their bytes.
+    the cache that a sequence occupies beyond its tokens (windows and states), `launched_layers` the number of
+    layers whose launches take long (`models/engine.py`); both count nothing before `with_llm`. `form`, if
+    given, replaces `latency` in the simulator by the step times of another program. `engine` adds the host's
+    time to each step; None adds nothing. With `speculation` decodes draft tokens and verify them. With `ep`
+    every GPU has whole experts, otherwise a slice of each. `lora` are the slots for adapters; `kv_tokens`
+    already excludes their bytes.
     """
 
     gpu: Gpu
@@ -78,9 +77,7 @@ class WorkerType:
             )
 
     def with_llm(self, llm: Llm) -> WorkerType:
-        """The same worker type with the fields that depend on the LLM: what its windows and states occupy of
-        the KV cache, and its layers whose launches take long.
-        """
+        """The same worker type with the fields that depend on the LLM, `kv_beside` and `launched_layers`."""
         drafts = 0 if self.speculation is None else self.speculation.tokens
         beside = kv_layout(llm, self.tp, drafts=drafts).beside
         layers = llm.launched_layers * (BLACKWELL_LAUNCH_FRAC if self.gpu.base in BLACKWELL else 1.0)
@@ -88,17 +85,16 @@ class WorkerType:
 
     @property
     def taken_blocks_per_token(self) -> float:
-        """How many free KV blocks a computed token takes: its own share of one, and those of sliding windows
-        (`KvBeside`).
+        """How many free KV blocks a computed token takes: a share of a block for itself, and blocks of
+        sliding windows (`KvBeside`). It is 0 if windows have no influence on what stays in the cache.
 
-        Free blocks may still hold cached prompts, which are lost when the blocks are taken. The result is 0,
-        not the token's own share, if windows have no influence on what the cache keeps.
+        Free blocks may still hold cached prompts, which are lost when the blocks are taken.
         """
         beside = self.kv_beside
         version = self._vllm_version
         own_blocks = 1 / KV_BLOCK_TOKENS
         if beside.window_ratio and version < ENDS_KEPT_SINCE:
-            # Every block of a window is kept, as it can be found.
+            # Prompts can find every block of a window, so all of them stay.
             return own_blocks * (1 + beside.window_ratio)
         if not beside.passing_blocks:
             return 0.0
@@ -108,20 +104,18 @@ class WorkerType:
 
     @property
     def keeps_ends_alone(self) -> bool:
-        """Whether the engine caches windows or states only where prompts end or diverge (ENDS_KEPT_SINCE)."""
+        """Whether there are windows or states, and the engine caches them only as since ENDS_KEPT_SINCE."""
         return (
             self.kv_beside.is_any or self.kv_beside.passing_blocks > 0
         ) and self._vllm_version >= ENDS_KEPT_SINCE
 
     @property
     def _vllm_version(self) -> tuple[int, ...]:
-        """The first two numbers (major, minor) of the version of vLLM that the engine is, or that is assumed
-        where no engine is given.
-        """
+        """The (major, minor) version of vLLM: the engine's or, without an engine, the one assumed."""
         return tuple(map(int, re.findall(r"\d+", vllm_version_of(self.engine))[:2]))
 
     def _check_ranks(self) -> None:
-        """Raise InputError if data-parallel ranks have settings for which they are not simulated."""
+        """Raise InputError for settings with which data-parallel ranks are not simulated."""
         where = f"{self.name}: dp {self.dp}"
         if self.pp > 1:
             raise InputError(f"{where}: is not simulated in pipelines, must be pp 1, found {self.pp}")
@@ -136,7 +130,7 @@ class WorkerType:
     @property
     def name(self) -> str:
         """GPU, TP, then DP, EP and PP if they are used, and the token budget of a step: 'h100-80g tp4 2048'.
-        The most sequences of a step follow if they are not MAX_NUM_SEQS ('h100-80g tp4 2048 seqs64'), then
+        If the most sequences of a step are not MAX_NUM_SEQS, they follow ('h100-80g tp4 2048 seqs64'), then
         the draft tokens of a decode ('... spec2').
         """
         stages = f" pp{self.pp}" if self.pp > 1 else ""
@@ -148,13 +142,13 @@ class WorkerType:
 
     @property
     def step_tokens(self) -> int:
-        """The most tokens that a decode may gain in a step: 1, or 1 plus its drafts."""
+        """The most output tokens of a decode in a step: 1, or with drafts 1 plus their number."""
         return 1 if self.speculation is None else self.speculation.most_tokens
 
     @property
     def step_times(self) -> StepForm:
-        """The step times that the simulator uses: those of drafts and their checks, of data-parallel ranks,
-        of another program, or `latency` itself.
+        """The step times that the simulator uses: those with drafts, of data-parallel ranks, of another
+        program, or `latency` itself.
         """
         if self.speculation is not None:
             return SpeculativeSteps(self.latency, self.speculation)
@@ -163,8 +157,8 @@ class WorkerType:
         return self.form or self.latency
 
     def with_longer_steps(self, longer_frac: float) -> WorkerType:
-        """The same worker type with every step longer by this share: the GPUs' time and the host's, and that
-        of drafts and adapters.
+        """The same worker type with all times of a step longer by this share: those of the GPUs, the host,
+        drafts and adapters.
         """
         return replace(
             self,
@@ -185,15 +179,15 @@ class WorkerType:
 
     @property
     def can_hand_off(self) -> bool:
-        """Whether the engine hands KV over to or from such workers: vLLM's NixlConnector knows no pipelines.
-        A worker without an engine (`engine: none`) can.
+        """Whether such workers can send or receive KV. vLLM's NixlConnector cannot with pipelines; a worker
+        without an engine (`engine: none`) always can.
         """
         return self.pp == 1 or self.engine is None or self.engine.name != "vllm"
 
     @property
     def all2all(self) -> All2All:
-        """The kernels by which tokens reach experts on other nodes (vLLM's --all2all-backend); "" where ranks
-        are alone or on one node.
+        """The kernels that send tokens to experts on other nodes (vLLM's --all2all-backend); "" for one rank,
+        or if all are on one node.
         """
         if self.dp == 1:
             return ""
@@ -201,7 +195,7 @@ class WorkerType:
 
     @property
     def as_one(self) -> WorkerType:
-        """A worker of one rank with the memory and the sequences of all ranks, whose steps take no longer
+        """A worker of one rank with the memory, tokens and sequences of all ranks, whose steps take no longer
         than theirs; lower bounds use it.
         """
         if self.dp == 1:
@@ -222,11 +216,11 @@ class WorkerType:
 
     @property
     def host(self) -> tuple[HostTime, HostTime]:
-        """The time that the CPU of the engine (its host) adds to each step, and of that time the part that
-        asynchronous scheduling does not hide, called the rest.
+        """The time that the engine's CPU (its host) adds to each step, and the part of it that asynchronous
+        scheduling does not hide, called the rest.
 
-        The rest was fitted as what measured steps take beyond the sum of their kernel times. Roofline step
-        times exceed this sum by more than the rest, so no rest is added to them.
+        The rest was fitted to the excess of measured steps over the sum of their kernel times. Roofline step
+        times exceed this sum by more, so no rest is added to them.
         """
         if self.engine is None or self.latency.has_host:
             return HostTime(), HostTime()
@@ -235,7 +229,7 @@ class WorkerType:
 
     @property
     def power_w(self) -> float:
-        """The power [W] to provision for the GPUs of one worker: the limit of each board, or its cap."""
+        """The power [W] to provision for the GPUs of one worker, by the limit or the cap of their boards."""
         return self.gpus * self.gpu.power_w
 
 
@@ -259,7 +253,7 @@ class Pool:
 
     @property
     def worker_names(self) -> tuple[str, ...]:
-        """Names of its workers in files and results: the pool's name, a dash, and a number from 0 on."""
+        """Names of its workers in files and results: "NAME-0", "NAME-1" and so on, with the pool's name."""
         return tuple(f"{self.name}-{number}" for number in range(self.count))
 
 
@@ -282,11 +276,10 @@ class Network:
     """The link over which KV blocks move from prefill to decode workers.
 
     `transfer` is "serialised" (it starts when prefill ends) or "layerwise" (it overlaps the last prefill
-    step, and at least one layer's share remains afterwards); prompts shorter than `layerwise_tokens` are
-    always transferred serialised (Splitwise section IV-C). There is one link, which carries one transfer
-    after the other, unless `is_shared` is False: then transfers do not slow each other down. The decode
-    worker pulls: a transfer begins once it has memory for the request (DistServe section 4.3). With a
-    `topology` every node has such a link of its own.
+    step, and at least one layer's share remains afterwards); for prompts shorter than `layerwise_tokens` it
+    is always serialised (Splitwise section IV-C). There is one link, or with a `topology` one per node. It
+    carries one transfer after the other, or all at full speed if `is_shared` is False. A transfer begins once
+    the decode worker has memory for the request (DistServe section 4.3).
     """
 
     bandwidth_bytes_per_s: float = 50e9
@@ -294,13 +287,13 @@ class Network:
     transfer: Literal["serialised", "layerwise"] = "layerwise"
     layerwise_tokens: int = 0
     is_shared: bool = True
-    topology: Topology | None = None  # Without a topology there is one link between all workers.
+    topology: Topology | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Which policies a fleet uses, and their parameters; planner/policies.py describes each name. A parameter
-    counts only with the policies named beside it.
+    """Which policies a fleet uses, and their parameters; planner/policies.py describes each name. The comment
+    on a parameter names the policies that use it.
     """
 
     batching: str = "vllm-v1"
@@ -308,32 +301,33 @@ class Policies:
     decode_routing: str = "jsq"  # Routes hand-offs to decode workers.
 
     queue: str = "fcfs"  # The order of the waiting prompts.
-    # Ageing: no prompt is overtaken by one that arrives this much later.
+    # Ageing: a prompt that arrives this much later than another does not overtake it.
     queue_window_s: float = math.inf
-    # Prompts overtake each other only within scheduling batches of this size (TetriInfer); 0: everywhere.
+    # Prompts overtake each other only within scheduling batches of this size (TetriInfer); 0: without limit.
     queue_batch: int = 0
-    # edf: the seconds from a request's arrival until it is due, by class. A request of no class has those of
-    # the most patient class.
+    # edf: the seconds from a request's arrival until it is due, by class. The longest hold for requests of no
+    # class.
     due: tuple[tuple[Selector, float], ...] = ()
     admission: str = "greedy"  # Whether a sequence may join the decodes, by its predicted KV cache.
 
-    # Predicted output lengths are right to a bucket of 200 tokens for this share of the requests; None: the
-    # lengths are known.
+    # For this share of the requests, predictions of output lengths are right to a bucket of 200 tokens; None:
+    # the lengths are known.
     prediction_accuracy_frac: float | None = None
     # With this many buckets of prompt lengths, a prediction is the mean output of the trace in the prompt's
-    # bucket, and once outlived the mean of the longer ones there. 0: predictions as above.
+    # bucket. Once an output is longer, it is the mean of the longer ones there. 0: predictions as above.
     prediction_buckets: int = 0
-    predictor_slowdown_frac: float = 0.0  # Predicting makes steps of prefill workers this much longer.
+    predictor_slowdown_frac: float = 0.0  # Predictions make steps of prefill workers longer by this share.
     # heavy-light:
     heavy_tokens: int = 128  # A longer output is heavy.
-    load_period_s: float = 0.0  # The router reads the workers' loads at most once in this time.
+    load_period_s: float = 0.0  # The router reads the workers' loads once in this time; 0: always.
 
     pools: str = "static"  # Whether workers change their role.
-    # flip: a worker that was idle this long changes its role and is away for a restart; only one at a time.
+    # flip: after this idle time a worker changes its role and restarts, which takes `flip_restart_s`; only
+    # one worker at a time.
     flip_after_s: float = 60.0
     flip_restart_s: float = 0.0
-    # repurpose: a pool that has been short of workers for this time gets one of the other pool. splitwise: a
-    # worker that has been mixed for this time belongs to the other pool from then on.
+    # repurpose: after this time of too few workers a pool gets one of the other pool. splitwise: after this
+    # time as mixed a worker moves to the other pool for good.
     repurpose_after_s: float = math.inf
 
     # best-fit, rebalanced or not:
@@ -344,42 +338,43 @@ class Policies:
     heartbeat_s: float = 1.0  # Errors of predictions are counted over this time.
 
     # Batchings:
-    reserve_tokens: int = 0  # faster-transformer, orca: KV set aside for each request; 0, orca alone: none.
-    patience_steps: int = 10  # lightllm: after this many steps of decodes, new prompts are tried again.
-    # distserve: tokens of context that a batch of decodes holds; 0: as many as the KV cache.
+    reserve_tokens: int = 0  # faster-transformer, orca: KV tokens reserved per request; 0 (orca alone): none.
+    patience_steps: int = 10  # lightllm: after this many decode steps, it tries to admit prompts again.
+    # distserve: the most tokens of context in a batch of decodes; 0: as many as the KV cache holds.
     decode_batch_tokens: int = 0
     watermark_frac: float = 0.01  # Blocks that must stay free when a prompt is admitted (`is_watermarked`).
-    # vllm-v1: at most this many tokens of a prompt in a step, unless the request is alone; 0: no such limit.
+    # vllm-v1: the most tokens of one prompt in a step, unless the request is alone; 0: no limit.
     long_prefill_token_threshold: int = 0
-    # A partly computed prompt that is preempted loses its remainder, as in Vidur.
+    # Of a partly computed prompt that is preempted, the missing tokens are decoded, as in Vidur.
     vidur_restarts: bool = False
 
-    # Workers that prefill keep the blocks of prompts, for traces that name blocks.
+    # Workers that prefill cache the blocks of prompts, if the trace names blocks.
     prefix_cache: bool = False
-    eviction_notice_s: float = 0.0  # The router learns of an eviction this much later.
-    kv_offload: KvOffload | None = None  # Evicted blocks stay in this memory for a while.
+    eviction_notice_s: float = 0.0  # The router learns of evictions with this delay.
+    kv_offload: KvOffload | None = None  # The memory to which evicted blocks move.
 
     # Queues and routings by tenant: service is a weighted sum of computed prompt tokens and output tokens.
     tenant_weights: tuple[tuple[str, float], ...] = ()  # A tenant that is not named weighs 1.
     extend_weight: float = 1.0  # The weight of a computed prompt token.
     output_weight: float = 2.0  # The weight of an output token.
-    # Service that a tenant gets at a time: with dlpm, and with d2lpm on each worker. 0: twice the cost of the
+    # Service that a tenant gets at a time with dlpm and, on each worker, with d2lpm. 0: twice the cost of the
     # trace's mean request.
     quantum_tokens: int = 0
     worker_quantum_tokens: int = 0
-    priority_groups: int = 10  # preble: its groups of prompts, by the cached share of each.
+    priority_groups: int = 10  # preble: the number of groups of prompts, by their cached share.
 
-    # e2: it looks back over this time.
+    # e2: the window, over the last requests.
     share_window_s: float = 180.0
     # e2: new prompts go to a worker that spent more than this share of the window on decodes; 1: never.
     explore_decode_frac: float = 1.0
     replicate_ratio: float = 2.0  # e2: a prefix whose mean wait grew by this factor in the window is copied.
-    # e2: an output token counts as its part of a step of this many decodes. 0: of a full step; Preble has 1.
+    # e2: an output token costs its part of a step of this many decodes. 0: of a full step; Preble has 1.
     decode_batch: int = 0
-    # e2, cache-aware: workers whose loads differ by more than this ratio are rebalanced ...
+    # e2, cache-aware: workers are rebalanced if their loads differ by more than this ratio ...
     balance_ratio: float = 1.5
-    balance_requests: int = 64  # ... with cache-aware only if they differ by more than this count too.
-    cache_threshold_frac: float = 0.3  # cache-aware: it follows a match of more than this share of a prompt.
+    balance_requests: int = 64  # ... and, with cache-aware, by more than this number of requests.
+    # cache-aware: a request goes to the longest match if this is more than this share of its prompt.
+    cache_threshold_frac: float = 0.3
     # Routings that draw at random:
     seed: int = 0
 
@@ -388,8 +383,8 @@ class Policies:
 class Disturbance:
     """An event at `time_s` in a simulation.
 
-    Worker `worker` (its number, counted over all pools) goes "down" or comes "up"; or from `time_s` on its
-    steps take `factor` times as long ("slow"), or the transfers of the whole fleet do ("link").
+    Worker `worker` (its number, counted over all pools) goes "down" or comes "up", or from then on its steps
+    take `factor` times as long ("slow"), or the transfers of the whole fleet do ("link").
     """
 
     time_s: float
@@ -400,11 +395,11 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class PinnedPrefix:
-    """The beginning of prompts that some workers hold from the start; workers are numbered over all running
-    pools.
+    """A prefix of prompts that some workers have in their cache from the start; `workers` are numbers,
+    counted over all running pools.
 
     `block_ids` are those of a trace with blocks of `block_tokens`. Pinned blocks are never evicted; a worker
-    that was down has lost them.
+    that goes down loses them.
     """
 
     block_ids: tuple[int, ...]
@@ -414,7 +409,7 @@ class PinnedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A fleet that `plan simulate` runs or a plan proposes; `disturbances` happen to it in a simulation."""
+    """A fleet, as a plan proposes it or `plan simulate` runs it, with the `disturbances` of a simulation."""
 
     llm: Llm
     pools: tuple[Pool, ...]
@@ -450,39 +445,39 @@ class Fleet:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine that its workers run, or None if it is not modelled. Drafts force some workers to
-        synchronous scheduling; if others schedule asynchronously, the result is the engine of these.
+        """The engine that its workers run, or None if it is not modelled. An engine with asynchronous
+        scheduling takes precedence, as drafts may force some workers to synchronous scheduling.
         """
         engines = [pool.type.engine for pool in self.running_pools if pool.type.engine is not None]
         return next((each for each in engines if each.async_scheduling), engines[0] if engines else None)
 
     def with_counts(self, counts: Iterable[int]) -> Fleet:
-        """The same fleet with these numbers of workers, one for each of `pools`."""
+        """The same fleet with these numbers of workers, one number per pool."""
         sized = (replace(pool, count=count) for pool, count in zip(self.pools, counts, strict=True))
         return replace(self, pools=tuple(sized))
 
     def with_types(self, change: Callable[[WorkerType], WorkerType]) -> Fleet:
-        """The same fleet with `change` of each pool's worker type, also of pools without workers."""
+        """The same fleet with `change` applied to the worker type of each pool, even without workers."""
         return replace(self, pools=tuple(replace(pool, type=change(pool.type)) for pool in self.pools))
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether prefill and decode have workers of their own."""
+        """Whether prefill and decode have separate workers."""
         return any(pool.role == "prefill" for pool in self.running_pools)
 
     @property
     def leaves_choice(self) -> bool:
-        """Whether a router can choose between workers for arriving requests or for hand-offs."""
-        # Arriving requests go to prefill and mixed workers, hand-offs to decode workers.
+        """Whether a router can choose between workers, for arriving requests or for hand-offs."""
+        # Arriving requests go to mixed or prefill workers, hand-offs to decode workers.
         decode_workers = sum(pool.count for pool in self.running_pools if pool.role == "decode")
         return max(decode_workers, self.workers - decode_workers) > 1
 
     def without_engine(self) -> Fleet:
-        """The same fleet with step times straight from the fits, without host time."""
+        """The same fleet without host time: its step times are those of the fits."""
         return self.with_types(lambda worker: replace(worker, engine=None))
 
     def with_engines(self, change: Callable[[Engine], Engine]) -> Fleet:
-        """The same fleet with `change` of each worker type's engine; types without one stay as they are."""
+        """The same fleet with `change` applied to the engine of each worker type that has one."""
         return self.with_types(
             lambda worker: worker if worker.engine is None else replace(worker, engine=change(worker.engine))
         )
@@ -493,17 +488,13 @@ class Fleet:
 
     @property
     def lora(self) -> Lora | None:
-        """How LoRA adapters are served: as the first pool that serves them says, since all such pools agree.
-
-        None if no pool serves any.
-        """
+        """How LoRA adapters are served, the same in all pools that serve them; None if no pool does."""
         return next((pool.type.lora.lora for pool in self.pools if pool.type.lora is not None), None)
 
     @property
     def front_end_s(self) -> float:
-        """The time from a request's arrival until the engine that computes its prompt has it [s].
-
-        Where pools differ, the smallest of those that compute prompts.
+        """The time from a request's arrival until the engine that computes its prompt has it [s]; the least
+        of all such pools.
         """
         engines = [pool.type.engine for pool in self.running_pools if pool.role != "decode"]
         return min((0.0 if engine is None else engine.front_end_s for engine in engines), default=0.0)
@@ -527,11 +518,11 @@ class Fleet:
         return sum(pool.count * pool.type.power_w for pool in self.pools)
 
 
-# A search uses the same few worker types in the same few scenarios over and over.
+# Cached, as a search uses the same few worker types in the same few scenarios over and over.
 @lru_cache(maxsize=4096)
 def slowed_by_spread(worker: WorkerType, z_prefill: float, z_decode: float) -> WorkerType:
-    """The same worker type, its step times this many standard deviations above the median of their spread,
-    its front end as late as prefills are, and its adapters as slow as decodes.
+    """The same worker type with step times this many standard deviations above the median of their spread.
+    Its front end is slowed as prefills are, its adapters as decodes are.
     """
     if (spread := worker.latency.spread) is None:
         return worker

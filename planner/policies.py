@@ -1,11 +1,10 @@
 """All policies in one table; no other module lists them.
 
 A row gives the kind of policy, its name in files, its number in compiled code, a description, which engines
-and caches it works with, whether a plan may choose it, and its name at each deployment target. A routing by
-score also has a function that returns the weights of its score.
+and caches it works with, whether a plan may choose it, and its name at each deployment target: a router
+without a name in the row lacks the policy, and the manifests say so (`find_router_difference`).
 
-To add a routing by score, write one row and its function. `find_router_difference` says what a target's
-router does for a row. A router without an entry in the row lacks the policy, and the manifests say so.
+To add a routing by score, write one row, and a function that returns the weights of its score.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,13 +22,12 @@ FCFS, SJF, LJF, SRPT, EDF, LPM, VTC, DLPM, PREBLE, TURNS = range(10)
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
 HEAVY_LIGHT, REBALANCED, SAME_PLACE, DEFERRED = range(7, 11)
-# Routings from 16 on look at caches or tenants: compiled code finds those that do not by `policy < AFFINITY`.
-# The numbers 11 to 15 are free for further routings that look at neither.
+# Routings from 16 on look at caches or tenants, which compiled code tests by `policy < AFFINITY`. The numbers
+# 11 to 15 are free for routings that look at neither.
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL, REPURPOSE = range(4)
 
-# The simulator's engines (vLLM is none of them): one for all step-by-step batching, and those of two papers'
-# programs.
+# The simulator's engines: one for all batching in steps, as in vLLM, and those of two papers' programs.
 STEPWISE, OF_DISTSERVE, OF_SPLITWISE = "stepwise", "distserve", "splitwise"
 SIMULATORS = (STEPWISE, OF_DISTSERVE, OF_SPLITWISE)
 STEPWISE_ONLY = (STEPWISE,)
@@ -37,10 +35,10 @@ STEPWISE_ONLY = (STEPWISE,)
 
 @dataclass(frozen=True, slots=True)
 class RouterDifference:
-    """What a router (or vLLM's scheduler) does in place of a policy of ours.
+    """The rule of a router (or vLLM's scheduler) that stands for a policy of the table.
 
     `name` is its own name for the rule; `differs` is a clause that continues "NAME ..." and is empty if the
-    rule is the same as ours. If the policy `is_lacking` there, `name` is the rule that replaces it.
+    rule equals the policy. If the policy `is_lacking` there, `name` is the rule that replaces it.
     """
 
     name: str
@@ -49,21 +47,20 @@ class RouterDifference:
 
 
 def substitute_rule(name: str) -> RouterDifference:
-    """The rule `name`, which the router applies in place of a policy that it lacks."""
+    """A difference of a router that lacks the policy and applies its rule `name` instead."""
     return RouterDifference(name, is_lacking=True)
 
 
 @dataclass(frozen=True, slots=True)
 class DeployedRouter:
-    """A router of a deployment target; `otherwise` names its rule in place of policies that it lacks.
-
-    With `is_single` one rule routes both arrivals and hand-offs.
+    """A router of a deployment target; `otherwise` names its rule for policies that it lacks. With
+    `is_single` one rule routes both arrivals and hand-offs.
     """
 
     title: str
     otherwise: str
     is_single: bool = False
-    like: str | None = None  # A row without an entry for this router has the entry of the router `like`.
+    like: str | None = None  # Rows without an entry for this router use the entry of this other router.
 
 
 # Keys of ROUTERS. A router with other rules for pairs of prefill and decode workers has two keys.
@@ -73,7 +70,7 @@ DYNAMO, RAY_SERVE, STACK, STACK_PAIRS = "dynamo", "ray-serve", "production-stack
 SKYSERVE = "skyserve"
 OURS, VLLM = "plan serve", "vllm"  # Our own router, and the scheduler in every worker.
 
-# The routers' own names of rules; the first two are ours, for rules without a name.
+# The routers' own names of their rules; the first two are our words for rules without a name.
 EMPTIER_OF_TWO = "the emptier of two drawn at random"  # Ray Serve's default.
 GATEWAY = "the gateway"  # KServe without an endpoint picker.
 STACK_PAIR_ROUTING = "disaggregated_prefill_orchestrated"
@@ -116,7 +113,7 @@ ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "skypilot": (SKYSERVE, SKYSERVE, SKYSERVE),
     }
 )
-# Other words for targets -> the target.
+# Words that users may write for a target -> the target.
 TARGET_WORDS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("k8s", "helm", "kubectl", "eks", "gke", "aks", "openshift"), "kubernetes"),
@@ -133,8 +130,8 @@ TARGET_WORDS: Mapping[str, str] = MappingProxyType(
 
 
 def advise_target(word: str, targets: Iterable[str]) -> str:
-    """How an error about `word`, which is no target, goes on before it lists all targets: "did you mean
-    'kubernetes'? ", what the target that is meant brings along, and "There are"; else "there are".
+    """The middle of an error about `word`, which is no target, before the list of all targets: "did you mean
+    'kubernetes'? ", what that target brings along, and "There are"; or just "there are".
     """
     what_it_brings = {
         "helm": "It brings a Helm chart, in chart/. ",
@@ -148,7 +145,7 @@ def advise_target(word: str, targets: Iterable[str]) -> str:
 # ONE_KIND targets run either mixed workers or pairs, never both; ONLY_PAIRS targets run pairs alone;
 # ONE_POOL targets run mixed workers of one type.
 ONE_KIND, ONLY_PAIRS, ONE_POOL = ("llm-d", "production-stack"), ("disaggregatedset",), ("skypilot",)
-# Serving programs beside vLLM, each with the targets that start it, with mixed workers only.
+# Serving programs other than vLLM -> the targets that start them, with mixed workers only.
 TARGETS_OF_ENGINE: Mapping[str, tuple[str, ...]] = MappingProxyType({"sglang": ("kubernetes",)})
 
 
@@ -158,25 +155,25 @@ waiting request. The worker with the lowest score takes the request."""
 
 
 def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
-    """Weights that turn a worker's load into seconds until it can serve one more request. With `decode` the
-    worker takes hand-offs.
+    """Weights that turn a worker's load into the seconds until it can serve one more request. With `decode`
+    it is a decode worker.
 
     A worker that prefills needs the time of its pending prompt tokens, and of one token per request
     (Splitwise, section IV-A, counts tokens; seconds make workers on different GPUs comparable). A decode
     worker needs the time of its step, which depends on its sequences and KV tokens.
     """
-    worker_type = worker_type.as_one  # All its data-parallel ranks, as one rank with the memory of all.
+    worker_type = worker_type.as_one  # All its data-parallel ranks together.
     latency, budget = worker_type.latency, worker_type.max_num_batched_tokens
     if not decode:
-        # A step of one prompt that fills the budget: each token attends to itself and all before it.
+        # The step is of one prompt that fills the budget: each token attends to itself and all before it.
         token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
         return token_s, token_s, 0.0, 0.0
     sequences = worker_type.max_num_seqs
-    # A sequence lengthens a step in two ways (models/latency.py): it has a token in the dense layers, which
-    # the slope of f gives (`step_s` gets no decodes here), and it is one more decode, which costs b.
-    # Each of its KV tokens costs d.
+    # A sequence makes a step longer in two ways (models/latency.py): by a token in the dense layers, which is
+    # the slope of f (here `step_s` gets no decodes), and by a decode, which costs b. Each of its KV tokens
+    # costs d.
     sequence_s = float(latency.step_s(sequences) - latency.step_s(1)) / sequences + latency.b_s
-    # 1e-12 keeps the weight above 0: of workers with equal steps the one with fewer requests wins.
+    # 1e-12 keeps the weight above 0, so that of workers with equal steps the one with fewer requests wins.
     return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
 
 
@@ -186,7 +183,7 @@ def _weigh_requests(worker_type: WorkerType, decode: bool) -> Weights:
 
 
 def _weigh_tokens(worker_type: WorkerType, decode: bool) -> Weights:
-    """Pending prompt tokens, and one more for each request, as Splitwise counts them."""
+    """Pending prompt tokens, and one more for each request, as in Splitwise."""
     return 1.0, 1.0, 0.0, 0.0
 
 
@@ -204,10 +201,11 @@ def _weigh_waiting_requests(worker_type: WorkerType, decode: bool) -> Weights:
 class Policy:
     """A row of the table. `words` describe the policy; `simulators` are the simulator's engines that have it.
 
-    It works with prefix caches unless `with_caches` is False. It `needs_caches` if it looks at them. It
-    `counts_tenants` if it goes by what each tenant got, which is counted in the state of caches
-    (cache_layout.py): a fleet without caches then has this state too, with caches that hold nothing.
-    A plan may choose a policy that `is_planned`. If the question names none, the plan uses those that are
+    It works with prefix caches unless `with_caches` is False, and `needs_caches` if it looks at them. It
+    `counts_tenants` if it depends on the service of each tenant, which is part of the state of caches
+    (simulator/cache_layout.py): a fleet without caches then has this state too, with empty caches.
+
+    A plan may choose a policy that `is_planned`. If the question names none, it considers those that are
     `is_default`; of routings, those that need caches if the question allows caches, else the others.
     """
 
@@ -230,21 +228,21 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching(Policy):
-    """Which requests are in an engine's next step; the first of `simulators` simulates it."""
+    """Which requests are in an engine's next step."""
 
     kind: ClassVar[str] = "batching"
     simulators: tuple[str, ...] = STEPWISE_ONLY
     is_chunked: bool = False  # Prompts are computed in chunks of the token budget.
     is_reserving: bool = False  # Each request reserves KV for `reserve_tokens` tokens.
     needs_reserve: bool = False  # `reserve_tokens` has no default.
-    is_one_stage: bool = False  # It works without pipeline parallelism only.
-    is_whole_life: bool = False  # It works for mixed workers only, without hand-offs.
-    is_watermarked: bool = False  # A prompt is admitted if `watermark_frac` of the blocks stay free.
+    is_one_stage: bool = False  # It works only without pipeline parallelism.
+    is_whole_life: bool = False  # It works only for mixed workers.
+    is_watermarked: bool = False  # A prompt is admitted only if `watermark_frac` of the blocks stay free.
     takes_predictions: bool = True  # It can be simulated with (wrong) predictions of output lengths.
 
     @property
     def simulator(self) -> str:
-        """The engine of the simulator that simulates this batching: one of SIMULATORS."""
+        """The engine of the simulator that simulates this batching: the first of `simulators`."""
         return self.simulators[0]
 
 
@@ -252,15 +250,15 @@ class Batching(Policy):
 class Queue(Policy):
     """Which prompt is next.
 
-    vLLM's priority is `rank` of the prompt's tokens, the output's, and the longest prompt's; with `by_turns`
-    it is a number that the router gives each request when sending it.
+    vLLM's priority is `rank` of the tokens of the prompt, of the output, and of the longest prompt. With
+    `by_turns` it is a number that the router gives each request as it sends it.
     """
 
     kind: ClassVar[str] = "queue"
     simulators: tuple[str, ...] = STEPWISE_ONLY
     rank: Callable[[int, int, int], int] | None = None
     by_turns: bool = False
-    by_deadline: bool = False  # Its order is of classes, each with a time until a request is due.
+    by_deadline: bool = False  # Its order depends on when requests are due, which their class decides.
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
 
     @property
@@ -270,14 +268,12 @@ class Queue(Policy):
 
     @property
     def is_by_priority(self) -> bool:
-        """Whether engines order prompts by a number, which each request brings or the router gives it."""
+        """Whether engines order prompts by a number, from the request or from the router."""
         return self.has_rank or self.by_turns
 
     @property
     def has_longest_wait(self) -> bool:
-        """Whether `longest_wait` bounds the waits in this queue: in orders by length, and not in those by
-        deadline, cache or tenant.
-        """
+        """Whether `longest_wait` bounds the waits in this queue: it does in orders by length."""
         return self.code != FCFS and not self.reads_cache_state and not self.by_deadline
 
 
@@ -292,29 +288,26 @@ class Admission(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing(Policy):
-    """Which worker takes a request; a routing that needs no caches can also route hand-offs to decode
-    workers.
+    """Which worker takes a request. Routings that need no caches can also route hand-offs to decode workers.
 
-    `setting_grid` has the fields of `Policies` that a search fits to the traffic, each with the values to
-    try; the most influential field comes first.
+    `setting_grid` has the fields of `Policies` that a search fits to the traffic, with the values to try; the
+    most influential field comes first.
     """
 
     kind: ClassVar[str] = "routing"
     weights: Callable[[WorkerType, bool], Weights] = _weigh_seconds  # By worker type, and whether it decodes.
     setting_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    draws: bool = False  # It draws at random, so another seed gives another run.
-    pins: bool = False  # It follows pinned prefixes, which a plan chooses with the fleet.
-    has_window: bool = False  # It remembers the requests of the last `share_window_s`.
+    draws: bool = False  # It draws at random, so results depend on the seed.
+    pins: bool = False  # It goes by pinned prefixes, which a plan chooses with the fleet.
+    has_window: bool = False  # It considers the requests of the last `share_window_s`.
     counts_added: bool = True  # False: simulator/splitwise.py adds no new requests to loads.
-    by_formula: bool = False  # It computes steps by f, b and d of models/latency.py: no other form will do.
+    by_formula: bool = False  # It needs step times of f, b and d (models/latency.py), in no other form.
     holds_back: bool = False  # Requests may wait at the router, first come, first served.
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
 
     @property
     def is_of_whole_workers(self) -> bool:
-        """Whether it judges a worker by sums over all of it, and so need not know of its data-parallel
-        ranks.
-        """
+        """Whether it judges a worker by sums over all its data-parallel ranks."""
         return self.code in (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
 
 
@@ -326,7 +319,7 @@ class Pools(Policy):
     with_caches: bool = False
 
 
-# What vLLM does for a queue in which each request has a priority of its own.
+# vLLM's rule for a queue in which each request brings a priority.
 _PRIORITY = {VLLM: RouterDifference("priority", "goes by the number that each request brings with it")}
 # The rule by caches that a router applies in place of a routing by caches that it lacks.
 _CACHES = {
@@ -672,9 +665,9 @@ TABLE: tuple[Policy, ...] = (
         is_planned=True,
         is_default=True,
         setting_grid={
-            # The defaults of `Policies` and values around them. High thresholds are for agents, whose common
-            # system prompt is half of many prompts. With a low threshold a router follows this match and
-            # sends all of them to one worker.
+            # The defaults of `Policies` and values around them. High thresholds are for agents whose system
+            # prompt is half of many prompts: at a low one the router would follow this match and send all to
+            # one worker.
             "cache_threshold_frac": (0.1, 0.3, 0.5, 0.65, 0.8, 0.9),
             "balance_requests": (2, 8, 32, 64),
             "balance_ratio": (1.1, 1.5, 2.0),
@@ -781,7 +774,7 @@ def _rows_by_name(kind: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
 BATCHING, QUEUE, ADMISSION = _rows_by_name(Batching), _rows_by_name(Queue), _rows_by_name(Admission)
 ROUTING, POOLS = _rows_by_name(Routing), _rows_by_name(Pools)
 QUEUE_OF_CLASSES = next(row for row in QUEUE.values() if row.by_deadline)
-TIES_BY = ROUTING["jsq"]  # If scores are equal, the fastest worker by these weights comes first.
+TIES_BY = ROUTING["jsq"]  # Of equal scores, that of the fastest worker by these weights comes first.
 # The fields of `Policies` that name a row of the table.
 BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
     {
@@ -796,8 +789,8 @@ BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
 
 
 def routes_to_ranks(policies: Policies, role: Role) -> bool:
-    """Whether workers of this role may have data-parallel ranks. The router sees a worker as a whole, and the
-    engine chooses the rank, so a routing that looks into workers is not simulated with ranks.
+    """Whether workers of this role may have data-parallel ranks. Routers see a worker as a whole, and the
+    engine chooses the rank, so routings that look into workers are not simulated with ranks.
     """
     routing = policies.decode_routing if role == "decode" else policies.routing
     return ROUTING[routing].is_of_whole_workers
@@ -810,8 +803,8 @@ def by_tenant(policies: Policies) -> bool:
     return ROUTING[policies.routing].counts_tenants or row.by_turns or is_due_by_tenant
 
 
-# What a plan may choose for any SLO; EDF is left out because it needs classes. Routings that need prefix
-# caches are added if the question allows caches.
+# The policies that a plan may choose for any SLO; EDF is left out because it needs classes. Routings that
+# need prefix caches are added if the question allows caches.
 PLANNED_QUEUES = tuple(row.name for row in QUEUE.values() if row.is_planned and not row.by_deadline)
 PLANNED_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.is_planned and not row.needs_caches)
 PLANNED_WITH_CACHES = tuple(row.name for row in ROUTING.values() if row.is_planned and row.needs_caches)
@@ -823,9 +816,8 @@ def default_routings(*, with_caches: bool) -> tuple[str, ...]:
 
 
 def is_deployed(row: Policy, target: str | None) -> bool:
-    """Whether vLLM and the routers of `target` (None: `plan serve`) do what the row says.
-
-    vLLM itself decides on batching, admission and roles; only the default rows describe what it does.
+    """Whether vLLM and the routers of `target` (None: `plan serve`) do what the row says. vLLM decides on
+    batching, admission and roles as the default rows do.
     """
     if isinstance(row, Queue):
         return not find_router_difference(row, VLLM).is_lacking and not (row.by_turns and target is not None)
@@ -836,15 +828,15 @@ def is_deployed(row: Policy, target: str | None) -> bool:
 
 
 def counts_tenants(policies: Policies) -> bool:
-    """Whether a policy goes by what each tenant got."""
+    """Whether one of the policies depends on the service of each tenant."""
     return any(rows[getattr(policies, name)].counts_tenants for name, rows in BY_FIELD.items())
 
 
 def go_together(policies: Policies) -> bool:
-    """Whether these policies can be combined: all work with prefix caches if `prefix_cache`, else without.
+    """Whether these policies can be combined: with `prefix_cache` all must work with caches, without it none
+    may need them.
 
-    Policies that count tenants go only with those that work with caches, as tenants are counted in the state
-    of caches.
+    Beside a policy that counts tenants all must work with caches, as their state has these counts.
     """
     rows = [table[getattr(policies, name)] for name, table in BY_FIELD.items()]
     if ROUTING[policies.decode_routing].reads_cache_state:  # simulator/policy_checks.py says why.
@@ -855,10 +847,10 @@ def go_together(policies: Policies) -> bool:
 
 
 def find_router_difference(row: Queue | Routing, router: str) -> RouterDifference:
-    """What `router` (a key of ROUTERS) does where a plan asks for this routing, or this order of prompts.
+    """What `router` (a key of ROUTERS) does if a plan has this routing, or this order of prompts.
 
-    A router without an entry of its own in `row.at` does as the one that it is `like`, or else substitutes
-    its own rule for what it lacks.
+    A router without an entry in `row.at` does as the router that it is `like`. Without such a router it lacks
+    the policy.
     """
     if router == OURS:
         if isinstance(row, Queue):
@@ -866,8 +858,8 @@ def find_router_difference(row: Queue | Routing, router: str) -> RouterDifferenc
         return RouterDifference(row.name) if STEPWISE in row.simulators else substitute_rule("")
     if router in row.at:
         return row.at[router]
-    decider = ROUTERS[router]
-    return find_router_difference(row, decider.like) if decider.like else substitute_rule(decider.otherwise)
+    entry = ROUTERS[router]
+    return find_router_difference(row, entry.like) if entry.like else substitute_rule(entry.otherwise)
 
 
 # -- a plan's routing as it is deployed --------------------------------------------------------------------
@@ -877,10 +869,10 @@ def find_router_difference(row: Queue | Routing, router: str) -> RouterDifferenc
 class RoutingRule:
     """The simulator's nearest equivalent of a router's rule: `routing`, and how the rule `differs` from it.
 
-    `settings` are fields of `Policies` that the router fixes. `defaults` are the router's own values, taken
-    where this rule replaces another routing, because the plan has none that were fitted to this one.
-    `hand_off_routing` routes hand-offs if `routing` looks at caches, which decode workers lack.
-    `differs_in_pairs`: the difference is about hand-offs, so fleets of mixed workers do not have it.
+    `settings` are fields of `Policies` that the router fixes. `defaults` are the router's own values of
+    others, used if the plan has another routing, because then it has no values that were fitted to this one.
+    `hand_off_routing` routes hand-offs if `routing` looks at caches, which decode workers lack. With
+    `differs_in_pairs` the difference is about hand-offs, so fleets of mixed workers do not have it.
     """
 
     routing: str
@@ -891,18 +883,18 @@ class RoutingRule:
     differs_in_pairs: bool = False
 
 
-# The value of `balance_requests`: no two workers ever differ by as many requests, so uneven load never
-# overrides the routing by caches.
+# A value of `balance_requests`: the loads of two workers never differ by so many requests, so uneven load
+# never overrides the routing by caches.
 _UNBOUNDED = 10**9
 _ROUND_ROBIN_RULE = RoutingRule("round-robin")
 _POWER_OF_TWO_RULE = RoutingRule("power-of-two-requests")
 _RANDOM_RULE = RoutingRule("random", "takes workers without room for the KV too")
-_ON_CHARACTERS = "compares characters of prompts, not blocks of tokens"
+_COMPARES_CHARACTERS = "compares characters of prompts, not blocks of tokens"
 _OF_VLLM_ROUTER: Mapping[str, RoutingRule] = {
     "power_of_two": _POWER_OF_TWO_RULE,
     "round_robin": _ROUND_ROBIN_RULE,
     "random": _RANDOM_RULE,
-    "cache_aware": RoutingRule("cache-aware", _ON_CHARACTERS),
+    "cache_aware": RoutingRule("cache-aware", _COMPARES_CHARACTERS),
 }
 _OF_PICKER: Mapping[str, RoutingRule] = {
     FEWEST_TOKENS: RoutingRule(
@@ -924,7 +916,7 @@ RULES: Mapping[str, Mapping[str, RoutingRule]] = MappingProxyType(
         VLLM_ROUTER_PAIRS: {
             **_OF_VLLM_ROUTER,
             "cache_aware": RoutingRule(
-                "cache-aware", _ON_CHARACTERS, settings={"balance_requests": _UNBOUNDED}
+                "cache-aware", _COMPARES_CHARACTERS, settings={"balance_requests": _UNBOUNDED}
             ),
         },
         ENDPOINT_PICKER: _OF_PICKER,
@@ -949,7 +941,7 @@ RULES: Mapping[str, Mapping[str, RoutingRule]] = MappingProxyType(
             "RoundRobinRouter": _ROUND_ROBIN_RULE,
             "PrefixCacheAffinityRouter": RoutingRule(
                 "cache-aware",
-                _ON_CHARACTERS,
+                _COMPARES_CHARACTERS,
                 settings={"balance_ratio": 1.0},
                 defaults={"balance_requests": _UNBOUNDED, "cache_threshold_frac": 0.1},
             ),
@@ -968,15 +960,14 @@ RULES: Mapping[str, Mapping[str, RoutingRule]] = MappingProxyType(
 
 
 def rule_of(router: str, rule_name: str) -> RoutingRule:
-    """The rule of `router` with a name that `find_router_difference` returned."""
+    """The rule of `router` with this name, which `find_router_difference` returned."""
     return RULES[router][rule_name]
 
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """The routing of a deployed fleet: the target's rule names for arrivals and, for pairs, for hand-offs.
-
-    `policies` are the closest that the simulator has to these rules; `differs` says what still differs.
+    """The routing of a deployed fleet: the names of the router's rules for arrivals and, in pairs, for
+    hand-offs. `policies` are the closest that the simulator has to them; `differs` says what still differs.
     """
 
     router: str
@@ -986,7 +977,7 @@ class Deployed:
 
 
 def router_name(router: str, rule_names: Iterable[str]) -> str:
-    """A router with its rules, each named once: "vllm-router by round_robin"."""
+    """The name of a router with its rules, each once: "vllm-router by round_robin"."""
     return f"{router} by {' and '.join(dict.fromkeys(rule_names))}"
 
 
@@ -998,10 +989,10 @@ def find_deployed_routing(policies: Policies, target: str, *, is_pair: bool) -> 
     rule = rule_of(router, arrivals.name)
     changed: dict[str, Any] = {"routing": rule.routing, **rule.settings}
     if arrivals.is_lacking:
-        # The plan's settings were fitted to the routing that the target lacks. Our defaults take their place,
-        # then the router's own values, then those that the router fixes (in `changed`).
-        defaults = Policies()
-        unfitted = {name: getattr(defaults, name) for name in ROUTING[rule.routing].setting_grid}
+        # The plan's settings were fitted to the routing that the target lacks. They are replaced by our
+        # defaults, these by the router's own values, and these by what the router fixes (in `changed`).
+        our_defaults = Policies()
+        unfitted = {name: getattr(our_defaults, name) for name in ROUTING[rule.routing].setting_grid}
         changed = {**unfitted, **rule.defaults, **changed}
     rule_names = [arrivals.name]
     differs = [rule.differs if is_pair or not rule.differs_in_pairs else ""]
@@ -1018,7 +1009,7 @@ def find_deployed_routing(policies: Policies, target: str, *, is_pair: bool) -> 
 
 
 def lacks_routing(routing: str, target: str) -> bool:
-    """Whether the target replaces this routing by another rule, both for mixed workers and for pairs."""
+    """Whether the target replaces this routing by another rule, for mixed workers as well as for pairs."""
     row = ROUTING[routing]
     mixed_router, prefill_router, _ = ROUTERS_OF[target]
     return all(find_router_difference(row, each).is_lacking for each in (mixed_router, prefill_router))

@@ -1,8 +1,8 @@
-"""The metrics of an SLO, one row each. What parses, judges, bounds, prints or draws a metric reads it.
+"""The metrics of an SLO, one row each, for all code that parses, judges, bounds, prints or draws them.
 
-To add a metric, add a row with the function of its values. With nothing more, the metric is judged at the end
-of a simulation, every table and chart shows it, and bounds assume that it requires no work of a fleet, so
-that they stay valid. Two further steps make searches faster: the kernel may count the metric while it runs
+To add a metric, add a row with the function of its values. Then the metric is judged at the end of a
+simulation, every table and chart shows it, and bounds stay valid, as they assume that it requires no work of
+a fleet. Two further steps make searches faster: the kernel may count the metric while it runs
 (`counted_limits.COUNTED_WHILE_RUNNING`), and `obliges` may say which work a kept limit requires
 (solvers/required_work.py).
 """
@@ -34,10 +34,10 @@ class TaskTimes(Protocol):
 
 
 class RequestTimes(Protocol):
-    """The times of requests, (n,) each: of a simulation, of a measured run, or of idle workers.
+    """The times of requests, (n,) each: of a simulation, of a measured run, or on idle workers.
 
-    A time is NaN if the request never got that far. `tbt_max_s` is the longest gap between two tokens of a
-    request. `tasks` is None if no request waits for the answer to another.
+    A time is NaN if the request never got that far. `tbt_max_s` is a request's longest gap between two
+    tokens. `tasks` is None if no request waits for the answer to another.
     """
 
     @property
@@ -64,12 +64,12 @@ class SloMetric:
     """One metric, in seconds.
 
     `values_s` gives each request's value (n,). It must never fall when a time grows, because a limit that
-    even an idle worker misses is taken to be infeasible. `obliges` is the work that must be done in time if a
+    even an idle worker misses counts as infeasible. `obliges` is the work that must be done in time if a
     limit is kept: the prefill, the whole request, its tokens at a mean pace, every gap between tokens, or
-    nothing that we know of. A metric that obliges every gap is judged over all gaps, and `values_s` is a
-    request's longest. With `is_of_decodes`, requests of one output token have no value. With `is_of_tasks`,
-    only the last request of a task has a value. Metrics with `is_of_agents` are shown only for traffic with
-    tasks.
+    nothing that is known. A metric that obliges every gap is judged over all gaps, and `values_s` gives the
+    longest gap of each request. With `is_of_decodes`, requests of one output token have no value. With
+    `is_of_tasks`, only the last request of a task has a value. Metrics with `is_of_agents` are shown only for
+    traffic with tasks.
     """
 
     key: str
@@ -83,9 +83,9 @@ class SloMetric:
     is_of_agents: bool = False
 
     def has_value(self, times: RequestTimes) -> Booleans | None:
-        """Which requests have a value (n,), None if all have one. It depends on traffic, not on times."""
+        """Which requests have a value (n,); None: all. It depends on the traffic alone."""
         if self.is_of_tasks:
-            no_request = times.arrival_s < times.arrival_s  # All False; this module does not import NumPy.
+            no_request = times.arrival_s < times.arrival_s  # All False, without an import of NumPy.
             return no_request if times.tasks is None else times.tasks.is_last
         return times.output_tokens > 1 if self.is_of_decodes else None
 
@@ -100,12 +100,12 @@ class SloMetric:
 
     @property
     def is_pace(self) -> bool:
-        """Whether it limits the time between tokens."""
+        """Whether it is a time between tokens."""
         return self.obliges in ("mean pace", "every gap")
 
     @property
     def has_queue(self) -> bool:
-        """Whether its values contain the wait for the first token, as far as `obliges` says."""
+        """Whether, as `obliges` tells, its values include the wait for the first token."""
         return self.obliges in ("prefill", "all")
 
     @property
@@ -115,19 +115,19 @@ class SloMetric:
 
 
 def verdict_word(holds: bool, judged: int) -> Literal["kept", "missed", "not judged"]:
-    """The verdict on a line of an SLO, where `judged` values were held against its limit."""
+    """The verdict on a limit of an SLO with which `judged` values were compared."""
     if not holds:
         return "missed"
     return "kept" if judged else "not judged"
 
 
 def _task_times(times: RequestTimes, *, is_served: bool) -> Floats:
-    """The time of each task [s] at its last request, NaN at all others. `is_served` counts the requests on
-    the longest path alone, without the tools between them.
+    """The time of each task [s] at its last request, NaN at all others. With `is_served` it is the time of
+    the requests on the longest path, without the tools between them.
     """
     tasks = times.tasks
     if tasks is None:
-        return times.arrival_s + float("nan")  # An array of NaN; this module does not import NumPy.
+        return times.arrival_s + float("nan")  # An array of NaN, without an import of NumPy.
     return tasks.served_s(times.e2e_s) if is_served else tasks.total_s(times.arrival_s, times.e2e_s)
 
 
@@ -200,7 +200,7 @@ METRICS: Mapping[str, SloMetric] = MappingProxyType(_ROWS)
 
 
 def metric_label(name: str) -> str:
-    """A metric or a limit as tables name it: "TTFT" for ttft, "chat TTFT p90" for chat ttft p90."""
+    """A metric or a limit by its name in tables: "TTFT" for ttft, "chat TTFT p90" for chat ttft p90."""
     *words, last = name.split(" ")
     if last in METRICS:
         return " ".join((*words, METRICS[last].abbreviation))

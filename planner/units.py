@@ -1,7 +1,7 @@
-"""Quantities as people write them ("200 ms", "50 GB/s", "80 kW") to the library's units, and back.
+"""Converts quantities as people write them ("200 ms", "50 GB/s", "80 kW") to the library's units, and back.
 
-Inside the library a quantity has one unit, carried by its name: seconds, bytes, tokens, Watts, dollars
-per hour. Only the edges (files, command line, report) convert.
+In the library a quantity has one unit, which the name of its variable says: seconds, bytes, tokens, Watts,
+dollars per hour. Only what reads and writes for people (files, command line, reports) converts.
 """
 
 import math
@@ -39,7 +39,7 @@ _FACTORS: dict[str, dict[str, float]] = {
     "usd_per_kwh": {"usd/kWh": 1.0, "USD/kWh": 1.0, "$/kWh": 1.0, "usd/MWh": 1e-3},
     "rps": {"rps": 1.0, "req/s": 1.0, "requests/s": 1.0, "/s": 1.0, "req/min": 1 / 60, "/min": 1 / 60},
 }
-# Where a number needs its unit: the units to suggest in the error message.
+# For quantities that need a unit: the units that an error suggests.
 _SUGGESTED_UNITS = {
     "s": ("ms", "s"),
     "bytes_per_s": ("GB/s",),
@@ -47,8 +47,8 @@ _SUGGESTED_UNITS = {
     "w": ("W", "kW"),
     "usd_per_kwh": ("usd/kWh",),
 }
-# Quantities in the library's units are smaller, so that their products stay finite, and their quotients if
-# no quantity but 0 is nearer to 0 than LEAST.
+# Quantities in the library's units must be below LARGEST and, if not 0, at least LEAST, so that their
+# products and quotients stay finite.
 LARGEST = 1e18
 LEAST = 1e-18
 LEAST_MINUTES_S = 120.0  # `show_s` shows durations from here on in minutes, with one decimal.
@@ -62,10 +62,10 @@ _COMMA = re.compile(r"^\s*[+-]?\d+,\d")  # A decimal comma, or a separator of th
 def parse_quantity(value: object, unit: str, *, where: str, bare: bool = False) -> float:
     """Read `value` ("200 ms", "2 usd/h", 2) in the library's `unit` ("s", "bytes_per_s", "w", ...).
 
-    A bare number is accepted for requests/s and USD/h. Seconds, bytes and Watts need their unit, because 2000
-    may mean milliseconds or seconds, and a wrong guess costs a long search. The price of a kWh needs its unit
-    too, because 12 probably means cents. The number 0 never needs a unit. With `bare` no number needs it: the
-    field's name has it. `where` names the field in the error message.
+    Numbers without a unit are accepted for requests/s and USD/h. Seconds, bytes and Watts need their unit,
+    because 2000 may mean milliseconds or seconds, and a wrong guess costs a long search. So does the price of
+    a kWh, because 12 probably means cents. The number 0 never needs a unit, and with `bare` no number does.
+    `where` names the field in the error message.
     """
     factors = _FACTORS[unit]
     example = next(name for name in factors if factors[name] == 1.0)
@@ -97,8 +97,7 @@ def parse_quantity(value: object, unit: str, *, where: str, bare: bool = False) 
 
 
 def read_tokens(value: object) -> object:
-    """The number of "1.5k" and of "1,500", and any other value as it is, so that its reader refuses it.
-
+    """The number of "1.5k" and of "1,500"; any other value is returned as it is, for its reader to check.
     Lists and mappings are read value by value.
     """
     if isinstance(value, Mapping):
@@ -112,7 +111,7 @@ def read_tokens(value: object) -> object:
 
 
 def unit_names(unit: str) -> tuple[str, ...]:
-    """How this unit of the library and its multiples may be written."""
+    """The ways to write this unit of the library and its multiples."""
     return tuple(_FACTORS[unit])
 
 
@@ -121,7 +120,7 @@ def needs_unit(unit: str) -> bool:
     return unit in _SUGGESTED_UNITS
 
 
-# The units that `show_exactly` writes: the size of each in the library's unit, and that unit's name.
+# The units that `show_exactly` writes -> their size in the library's unit, and the name of that.
 _EXACT_UNITS = {
     "GB/s": (1e9, "B/s"),
     "GB": (1e9, "B"),
@@ -133,8 +132,8 @@ _EXACT_UNITS = {
 
 
 def show_exactly(value: float, unit: str) -> str:
-    """The value in `unit` ('50 GB/s') if `parse_quantity` reads the same number from it, else in the
-    library's unit.
+    """The value in `unit` ('50 GB/s') if `parse_quantity` reads exactly the same number from that text, else
+    in the library's unit.
     """
     factor, own_unit = _EXACT_UNITS[unit]
     text = shortest_digits(value / factor)
@@ -142,14 +141,14 @@ def show_exactly(value: float, unit: str) -> str:
 
 
 def shortest_digits(value: float) -> str:
-    """The fewest digits that read as the same number."""
+    """The number with the fewest digits from which the same number is read."""
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def show_s(seconds: float, more: int = 0) -> str:
     """Write a duration for people: 0.0123 -> '12.3 ms', 1.5 -> '1.50 s', 300 -> '5.0 min', 28,800 -> '8.0 h'.
 
-    NaN becomes '-', infinity, the time of what never happens, 'never'. `more` is a number of digits more.
+    NaN becomes '-', and infinity 'never'. `more` is a number of additional digits.
     """
     if not math.isfinite(seconds):
         return "-" if math.isnan(seconds) else "never"
@@ -163,8 +162,8 @@ def show_s(seconds: float, more: int = 0) -> str:
 
 
 def show_beside(value_s: float | None, limit_s: float) -> tuple[str, str]:
-    """A duration, '-' for None, and its limit as `show_s` writes them, with digits enough to tell them apart:
-    2.0004 and 2 -> '2.0004 s', '2.0000 s'.
+    """A duration ('-' for None) and its limit as `show_s` writes them, with enough digits to differ: 2.0004
+    and 2 -> '2.0004 s', '2.0000 s'.
     """
     value_s = math.nan if value_s is None else value_s
     pairs = [(show_s(value_s, more), show_s(limit_s, more)) for more in range(10)]
@@ -172,14 +171,14 @@ def show_beside(value_s: float | None, limit_s: float) -> tuple[str, str]:
 
 
 def show_error(error_frac: float | None, allowed_frac: float | None) -> str:
-    """A relative error as '+1.2 %', '-' if not finite (None in JSON), with digits enough to tell it from
-    what is allowed: 0.0504 and 0.05 -> '+5.04 %'.
+    """A relative error as '+1.2 %', with enough digits to differ from the allowed one: 0.0504 and 0.05 ->
+    '+5.04 %'. It is '-' for None and for what is not finite.
     """
     if error_frac is None or not math.isfinite(error_frac):
         return "-"
     texts = [f"{100 * error_frac:+z.{digits}f}" for digits in range(1, 10)]  # "z": no -0.0.
-    is_apart = [allowed_frac is None or abs(float(text)) != round(100 * allowed_frac, 9) for text in texts]
-    return f"{texts[is_apart.index(True) if True in is_apart else 0]} %"
+    differs = [allowed_frac is None or abs(float(text)) != round(100 * allowed_frac, 9) for text in texts]
+    return f"{texts[differs.index(True) if True in differs else 0]} %"
 
 
 def show_percent(share: float, digits: str = ".1f") -> str:
@@ -188,8 +187,8 @@ def show_percent(share: float, digits: str = ".1f") -> str:
 
 
 def show_share(share: float) -> str:
-    """A share as a percentage of four digits, rounded down, as one below its goal must not read as the goal:
-    0.9 -> '90 %', 0.89998 -> '89.99 %'.
+    """A share as a percentage of four digits, rounded down, so that one below its goal does not read as the
+    goal: 0.9 -> '90 %', 0.89998 -> '89.99 %'.
     """
     percent = Decimal(f"{100 * share:.12g}")  # In floating point 100 * 0.57 is a little below 57.
     return f"{Context(prec=4, rounding=ROUND_DOWN).plus(percent).normalize():f} %"
@@ -202,8 +201,8 @@ def show_clock(seconds: float) -> str:
 
 
 def show_span(seconds: float) -> str:
-    """A duration in the largest unit that needs at most one decimal: 600 -> '10 min', 5400 -> '1.5 h',
-    90 -> '1.5 min', 100 -> '100 s'.
+    """A duration in the largest unit in which it is at least 1 and has at most one decimal: 600 -> '10 min',
+    5400 -> '1.5 h', 90 -> '1.5 min'; else in seconds: 100 -> '100 s'.
     """
     for unit, unit_s in (("h", HOUR_S), ("min", 60.0)):
         if seconds >= unit_s and (seconds / unit_s * 10).is_integer():
@@ -217,7 +216,7 @@ def percentile_name(percentile_frac: float) -> str:
 
 
 def finite_or_none(value: float) -> float | None:
-    """The value, or None (null) where it is not finite, because JSON has no such numbers."""
+    """The value, or None (null) if it is not finite, because JSON has no such numbers."""
     return value if math.isfinite(value) else None
 
 
@@ -227,19 +226,19 @@ def count_text(number: int, noun: str) -> str:
 
 
 def show_digits(value: float, digits: int) -> str:
-    """The value with `digits` significant digits, or whole if more stand before the point: "1.234", "15,325",
-    and not 1.53e+04.
+    """The value with `digits` significant digits, or as a whole number if that has more: "1.234", "15,325",
+    not 1.53e+04.
     """
     return f"{value:,.0f}" if abs(value) >= 10**digits - 0.5 else f"{value:,.{digits}g}"
 
 
 def show_amount(value: float, unit: str) -> str:
-    """The value of an objective without its unit: USD/h to the cent, other units with six digits, or to the
-    whole unit.
+    """The value of an objective without its unit: USD/h to the cent, others with six digits, or as a whole
+    number if that has more.
     """
     if unit == "USD/h":
         return f"{value:,.2f}"
-    return f"{value:,.0f}" if abs(value) >= 999_999.5 else f"{value:,.6g}"  # `g` writes 1e+06 from there on.
+    return f"{value:,.0f}" if abs(value) >= 999_999.5 else f"{value:,.6g}"  # Above it `g` writes 1e+06.
 
 
 def show_w(watts: float) -> str:

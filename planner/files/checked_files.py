@@ -1,5 +1,5 @@
-"""Reads and writes the files of users. Whatever is read is checked. Files are written to a temporary folder
-and then renamed, so that a run that is killed leaves no half file.
+"""Reads and checks files of users, and writes files: to a temporary folder, then renamed into place, so that
+a killed run leaves no half-written file.
 """
 
 import codecs
@@ -25,7 +25,7 @@ from planner.errors import InputError
 from planner.files import interrupts
 from planner.files.jsontext import MOST_DIGITS, is_text, parse_json
 
-# The most that is read: larger input is no file of ours, and would take memory before it is refused.
+# Limits on what is read: no proper input is larger, and reading it all before refusing it would take memory.
 MAX_LINE_BYTES = 4 * 2**20  # The longest line of text: one request with its prompt.
 MAX_DOCUMENT_BYTES = 256 * 2**20  # The longest line that holds a whole JSON document.
 MAX_JSON_BYTES = 16 * 2**20
@@ -34,10 +34,10 @@ MAX_YAML_DEPTH = 64  # The parser is recursive, and a stack overflow would kill 
 BLOCK_BYTES = 2**20  # Text is read and checked in blocks of at most this size.
 TEMPORARY_PREFIX = ".fleetplan-"  # Names of temporary folders begin like this.
 ABANDONED_S = 60.0  # Every unlocked temporary folder that is older was left by a killed run.
-MAX_YAML_VALUES = 200_000  # Most values after aliases are expanded.
-# Fields are as long as lines may be: with Python's own limit of 128 KiB a log with long prompts is refused.
+MAX_YAML_VALUES = 200_000  # With aliases expanded.
+# MAX_LINE_BYTES limits fields too. Python's own limit, 128 KiB, would refuse logs with long prompts.
 csv.field_size_limit(2**31 - 1)
-_OUTPUT_FOLDERS: set[Path] = set()  # Folders that `check_output_directory` found to be no links.
+_OUTPUT_FOLDERS: set[Path] = set()  # Folders that passed `check_output_directory`: they were no links.
 
 
 def repository_dir(name: str) -> Path:
@@ -48,12 +48,12 @@ def repository_dir(name: str) -> Path:
 
 
 def package_text(name: str) -> str:
-    """A text that lies beside our code, such as reports/page.css."""
+    """A text file in the package, such as reports/page.css."""
     return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
 
 
 def user_cache() -> Path | None:
-    """Our folder in the user's cache; None where there is no home."""
+    """Fleetplan's folder in the user's cache; None if the user has no home folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetplan"
     except RuntimeError:
@@ -78,7 +78,7 @@ def cached_text(name: str, make: Callable[[], str]) -> str:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading, unpacking .gz; raises InputError for whatever is not a readable file."""
+    """Open a file for reading, unpacking .gz; raises InputError if it is no readable file."""
     if os.path.isdir(path):  # noqa: PTH112 - unlike Path.is_dir, silent about names that no file can have
         raise InputError(f"{path}: is a directory, expected a file")
     try:
@@ -98,15 +98,15 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
 def open_text(path: Path, *, long_lines: tuple[bytes, ...] = ()) -> Iterator[io.BufferedReader]:
     """Open UTF-8 text as a stream of bytes, without its byte order mark.
 
-    Binary content and a line longer than MAX_LINE_BYTES are refused while they are read, so a line of 2 GB
-    costs no more memory than one that is just too long. A file that begins with one of `long_lines` may have
-    lines up to MAX_DOCUMENT_BYTES.
+    Binary content and lines longer than MAX_LINE_BYTES are refused while they are read, so a line of 2 GB
+    never fills the memory. A file that begins with one of `long_lines` may have lines up to
+    MAX_DOCUMENT_BYTES.
     """
     with open_input(path) as stream:
         yield io.BufferedReader(_TextBytes(path, stream, long_lines), BLOCK_BYTES)
 
 
-# What users give in place of text, by its first bytes; a workbook of Excel is a ZIP archive too.
+# First bytes of files that users give in place of text -> the error. A workbook of Excel is a ZIP archive.
 OTHER_FORMATS = {
     b"PK\x03\x04": "is a ZIP archive or a workbook; unpack it, or save it as CSV",
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "is UTF-16; save it as UTF-8"),
@@ -114,15 +114,15 @@ OTHER_FORMATS = {
 
 
 class _TextBytes(io.RawIOBase):
-    """Passes the bytes of `stream` on, block by block, once they are checked."""
+    """The bytes of `stream`, each block checked as it is read."""
 
     def __init__(self, path: Path, stream: BinaryIO, long_lines: tuple[bytes, ...]) -> None:
         self.path, self.stream, self.long_lines = path, stream, long_lines
         self.longest_bytes = MAX_LINE_BYTES
         self.decoder = codecs.getincrementaldecoder("utf-8")()
-        self.is_first = True  # Whether no block was read yet.
+        self.is_first = True  # The next block is the first.
         self.lines = 0  # Whole lines so far.
-        self.open_line_bytes = 0  # Bytes so far of the line after these, whose end has not come.
+        self.open_line_bytes = 0  # Bytes read of the line after these.
 
     def readable(self) -> bool:
         return True
@@ -134,7 +134,7 @@ class _TextBytes(io.RawIOBase):
             for beginning, advice in OTHER_FORMATS.items():
                 if block.startswith(beginning):
                     raise InputError(f"{self.path}: {advice}")
-            # The first four spaces are dropped, so that `{ "a"` begins as `{"a"` does.
+            # Without its first four spaces `{ "a"` begins like `{"a"`.
             if self.long_lines and block.lstrip().replace(b" ", b"", 4).startswith(self.long_lines):
                 self.longest_bytes = MAX_DOCUMENT_BYTES
         self._check_block(block)
@@ -142,7 +142,7 @@ class _TextBytes(io.RawIOBase):
         return len(block)
 
     def _check_block(self, block: bytes) -> None:
-        """Refuse binary content, other text than UTF-8 and lines too long, also across borders of blocks."""
+        """Refuse binary content, text that is not UTF-8, and lines too long, also across block borders."""
         hint = "expected text (pack it as .gz if it is compressed)"
         if (position := block.find(b"\0")) >= 0:
             line = self.lines + block.count(b"\n", 0, position) + 1
@@ -150,7 +150,7 @@ class _TextBytes(io.RawIOBase):
         try:
             self.decoder.decode(block, final=not block)  # An empty block is the end of the file.
         except UnicodeDecodeError as error:
-            # `error.object` may begin with bytes of the block before, none of which ends a line.
+            # `error.object` may begin with bytes of the block before; no line ends in them.
             line = self.lines + error.object.count(b"\n", 0, error.start) + 1
             byte = f"0x{error.object[error.start]:02X}"
             raise InputError(
@@ -172,7 +172,7 @@ class _TextBytes(io.RawIOBase):
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file whose top level is a mapping."""
+    """Read a YAML file whose top level is a mapping."""
     with open_input(path) as stream:
         raw = stream.read(MAX_YAML_BYTES + 1)
     if len(raw) > MAX_YAML_BYTES:
@@ -203,7 +203,7 @@ def yaml_value(text: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file whose top level is an object; jsontext.py says what is refused."""
+    """Read a JSON file whose top level is an object; jsontext.py says what is refused."""
     with open_text(path, long_lines=(b"{",)) as stream:  # Programs write an object without line breaks.
         raw = stream.read(MAX_JSON_BYTES + 1)
     if len(raw) > MAX_JSON_BYTES:
@@ -217,16 +217,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-_TAG = "tag:yaml.org,2002:"  # How the tags of YAML's own kinds of values begin.
+_TAG = "tag:yaml.org,2002:"  # The beginning of the tags of YAML's own types.
 _KINDS = ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge")
 _TAGS = {f"{_TAG}{name}" for name in _KINDS}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML of mappings, lists and plain values.
-
-    It refuses a key given twice instead of keeping the last one, values that Python cannot hold, and other
-    kinds (!!set, !!binary, !!omap), which no document of ours has.
+    """Safe YAML of mappings, lists and plain values alone: other types (!!set, !!binary, !!omap) are refused.
+    So are a key given twice, of which PyYAML would keep the last, and values that Python cannot hold.
     """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -236,9 +234,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             raise _malformed_error(problem, node.start_mark)
         try:
             value = super().construct_object(node, deep=deep)
-        # For instance for 2023-13-45, !!int x or !!bool x.
         except (ValueError, LookupError, AttributeError, TypeError):
-            value = None  # No value can be made of this node; the lines below refuse it.
+            value = None  # Not readable, such as 2023-13-45, !!int x or !!bool x; refused below.
         else:
             if isinstance(node, yaml.ScalarNode) and (advice := _explain_misread(node, value)):
                 raise _malformed_error(advice, node.start_mark)
@@ -255,24 +252,24 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             if key is not None and key in seen and key != "<<":  # Merge keys are counted below.
                 raise _malformed_error(f"the key {key!r} is given twice", key_node.start_mark)
             seen.add(key)
-        own = [key_node for key_node, _ in node.value if key_node.tag != f"{_TAG}merge"]
-        if len(node.value) - len(own) > 1:
+        own_keys = [key_node for key_node, _ in node.value if key_node.tag != f"{_TAG}merge"]
+        if len(node.value) - len(own_keys) > 1:
             raise _malformed_error("the key '<<' is given twice", node.start_mark)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        if all(key_node.tag == f"{_TAG}str" for key_node in own):
-            return mapping  # Texts that differ as written are different keys.
-        keys = [self.construct_object(key_node, deep=True) for key_node in own]
-        if len(set(keys)) < len(keys):  # One value may be written in two ways: 1 and 0x1.
+        if all(key_node.tag == f"{_TAG}str" for key_node in own_keys):
+            return mapping  # Only equal texts are equal keys, and these were refused above.
+        keys = [self.construct_object(key_node, deep=True) for key_node in own_keys]
+        if len(set(keys)) < len(keys):  # The same value, written in two ways: 1 and 0x1.
             twice = next(key for key in keys if keys.count(key) > 1)
-            mark = own[len(keys) - 1 - keys[::-1].index(twice)].start_mark
+            mark = own_keys[len(keys) - 1 - keys[::-1].index(twice)].start_mark
             raise _malformed_error(f"the key {twice!r} is given twice", mark)
         return mapping
 
 
 def _explain_misread(node: yaml.ScalarNode, value: object) -> str:
-    """What to write for a number that YAML 1.1 reads unlike people (010 as 8, 1:30 as 90), else empty."""
+    """The advice for a number that YAML 1.1 reads unlike people (010 as 8, 1:30 as 90); empty for others."""
     written = str(node.value)
-    if not isinstance(value, int | float) or isinstance(value, bool) or node.style:  # A style is quotes.
+    if not isinstance(value, int | float) or isinstance(value, bool) or node.style:  # With quotes: text.
         return ""
     if ":" in written:
         return f"{written!r} would be read as {value}; write the number, or a time with its unit"
@@ -285,7 +282,7 @@ def _explain_misread(node: yaml.ScalarNode, value: object) -> str:
 def _check_yaml(text: str) -> None:
     """Refuse YAML that is nested too deep, or grows too large once its aliases are written out.
 
-    `sizes` and `anchors` are stacks of the open collections; a size counts plain values.
+    `sizes` and `anchors` are stacks, with an entry per open collection; a size is a number of plain values.
     """
     sizes: list[int] = [0]
     anchors: list[str | None] = [None]
@@ -301,7 +298,7 @@ def _check_yaml(text: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in anchors:
                 raise _malformed_error(f"*{event.anchor} refers to what it is a part of", event.start_mark)
-            # An anchor of a plain value is not listed and counts 1, and so does one of an empty collection.
+            # Plain values are not in `size_by_anchor` and count 1; empty collections count 1 too.
             sizes[-1] += max(size_by_anchor.get(event.anchor, 1), 1)
         elif isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
@@ -313,12 +310,12 @@ def _check_yaml(text: str) -> None:
 
 
 def _malformed_error(problem: str, mark: Any) -> yaml.MarkedYAMLError:
-    """The error at a mark of either parser, the one in C or the one in Python."""
+    """The error at a mark of PyYAML's parser in C or of that in Python."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def _first_line(error: Exception) -> str:
-    """What is wrong, without the place and the excerpt that PyYAML adds in further lines."""
+    """The error's message without the place and the excerpt, which PyYAML adds in further lines."""
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
     return str(problem)
 
@@ -335,16 +332,16 @@ class _Dumper(_Layout, yaml.SafeDumper):
 
 
 class _FastDumper(_Layout, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """libyaml's dumper where it is built: eight times as fast.
+    """libyaml's dumper, eight times as fast, where PyYAML has it.
 
-    It refuses lone surrogates, which Python has for undecodable bytes in names of files.
+    It refuses lone surrogates, by which Python represents undecodable bytes in names of files.
     """
 
 
 def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
     """A list of numbers on one line, any other list with a line per item."""
-    is_numbers = all(isinstance(item, int | float) for item in items)
-    return dumper.represent_sequence(f"{_TAG}seq", items, flow_style=is_numbers)
+    has_only_numbers = all(isinstance(item, int | float) for item in items)
+    return dumper.represent_sequence(f"{_TAG}seq", items, flow_style=has_only_numbers)
 
 
 # PyYAML (YAML 1.1) reads these as text, but YAML 1.2 or Go readers take them for numbers or booleans.
@@ -352,7 +349,7 @@ _AMBIGUOUS = re.compile(r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?|0o[0-7]+|[yYnN
 
 
 def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    """Text with several lines as a block; text that other readers misread in quotes."""
+    """Text with several lines as a block; quotes around text that other readers would misread."""
     style = "|" if "\n" in text else None
     if _AMBIGUOUS.fullmatch(text):
         style = "'"
@@ -376,30 +373,29 @@ def to_yaml(document: Mapping[str, Any]) -> str:
 def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: Collection[str] = ()) -> None:
     """Write all `files` (relative path -> content) into `directory`, or none of them.
 
-    Everything is written to a temporary folder and then renamed into place; if that fails, the former files
-    are put back. `outdated` are patterns of files an earlier run may have left: those not written now are
-    removed. Nothing is written through a link: neither `directory` nor a folder in it may be one.
+    They are written to a temporary folder and then renamed into place; if that fails, the former files are
+    restored. `outdated` are patterns of files that an earlier run may have left: those not written now are
+    removed. Neither `directory` nor a folder in it may be a link.
     """
     check_output_directory(directory)
     _write_files(directory, files, outdated)
 
 
 def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Collection[str] = ()) -> None:
-    """`write_files` into a folder that has been checked already."""
+    """`write_files` into a folder that was checked already."""
     for folder in sorted({directory / parent for name in files for parent in Path(name).parents[:-1]}):
         _refuse_link(folder)
     made_folders: list[Path] = []
     try:
         _make_folder(directory, made_folders)
-        # The temporary folder lies inside `directory`, which may be a mount of its own or the only place that
-        # we may write to.
-        with _temporary_folder(directory) as aside:
-            new, old = aside / "new", aside / "old"
+        # Inside `directory`, because that may be a mount of its own or the only writable place.
+        with _temporary_folder(directory) as temporary:
+            new, old = temporary / "new", temporary / "old"
             for name, content in files.items():
                 target = new / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content if isinstance(content, bytes) else _encode_text(content))
-            # Outdated files behind a link stay: the folder that the link leads to is not ours.
+            # Outdated files in a linked folder stay: the folder may belong to others.
             leftovers = {
                 str(path.relative_to(directory))
                 for pattern in outdated
@@ -418,26 +414,26 @@ def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Co
 
 @contextmanager
 def _temporary_folder(directory: Path) -> Iterator[Path]:
-    """A temporary folder, locked while it is in use; those that killed runs left are removed."""
+    """Make a temporary folder, locked while it is in use. Those that killed runs left are removed."""
     for abandoned in directory.glob(f"{TEMPORARY_PREFIX}*"):
         with suppress(OSError):
             if abandoned.stat().st_mtime < time.time() - ABANDONED_S:
-                with _lock_folder(abandoned) as is_ours:
-                    if is_ours:
+                with _lock_folder(abandoned) as is_free:
+                    if is_free:
                         shutil.rmtree(abandoned, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=directory))
+    temporary = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=directory))
     try:
-        with _lock_folder(aside):
-            yield aside
+        with _lock_folder(temporary):
+            yield temporary
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @contextmanager
 def _lock_folder(directory: Path) -> Iterator[bool]:
-    """Lock a folder; yields False where another process has it. A lock ends with its process.
+    """Lock a folder; yields False if another process has locked it. A lock ends with its process.
 
-    Where the file system has no locks, or the folder may not be read, yields True: a run goes on unlocked.
+    If the file system has no locks, or the folder cannot be read, it yields True without a lock.
     """
     try:
         opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -459,10 +455,10 @@ def _lock_folder(directory: Path) -> Iterator[bool]:
 
 @contextmanager
 def reserve_folder(directory: Path) -> Iterator[None]:
-    """Keep a folder for one run: another that wants to write into it at the same time is refused.
+    """Lock a folder for one run, so that no other run writes into it at the same time.
 
-    The folder is made, and removed again where nothing was written. Raises InputError as
-    `check_output_directory` does, and where another run has it.
+    The folder is made if it is missing, and removed at the end if that left it empty. Raises InputError as
+    `check_output_directory` does, and if another run has locked the folder.
     """
     check_output_directory(directory)
     made_folders: list[Path] = []
@@ -477,8 +473,8 @@ def reserve_folder(directory: Path) -> Iterator[None]:
             _make_folder(directory, made_folders)
         except OSError as error:
             raise InputError(f"{directory}: cannot be written ({error.strerror or error})") from None
-        with _lock_folder(directory) as is_ours:
-            if not is_ours:
+        with _lock_folder(directory) as is_free:
+            if not is_free:
                 raise InputError(
                     f"{directory}: another run is writing into it; wait for its end, or name another folder"
                 )
@@ -486,23 +482,23 @@ def reserve_folder(directory: Path) -> Iterator[None]:
 
 
 def _encode_text(text: str) -> bytes:
-    """UTF-8; undecodable bytes of file names, which Python keeps as lone surrogates, become \\udcff."""
+    """UTF-8. Undecodable bytes of file names, which Python represents by lone surrogates, become \\udcff."""
     return text.encode(errors="backslashreplace")
 
 
 def _swap_files(
-    directory: Path, new: Path, old: Path, names: list[str], leftovers: list[str], made: list[Path]
+    directory: Path, new: Path, old: Path, names: list[str], leftovers: list[str], made_folders: list[Path]
 ) -> None:
-    """Rename the files `names` from `new` into `directory`; move those they replace, and `leftovers`, to
-    `old`.
+    """Rename the files `names` from `new` into `directory`; move the files they replace, and `leftovers`, to
+    `old`. Folders that are made join `made_folders`.
 
     An error undoes all renames. A file stays in its place until its successor is renamed over it, so that a
-    killed run leaves either the former file or the new one. Folders that are made are added to `made`.
+    killed run leaves either the former file or the new one.
     """
     undo: list[tuple[Path, Path]] = []
 
     def move(source: Path, target: Path) -> None:
-        """Rename a file, and note how to undo it."""
+        """Rename a file, and note it in `undo`."""
         if target.is_dir():
             raise IsADirectoryError(0, f"{target} is a directory")  # Only its text is shown.
         source.replace(target)
@@ -510,7 +506,7 @@ def _swap_files(
 
     try:
         for name in (*names, *leftovers):
-            _make_folder((directory / name).parent, made)
+            _make_folder((directory / name).parent, made_folders)
             if os.path.lexists(directory / name):
                 if (directory / name).is_dir():
                     raise IsADirectoryError(0, f"{name} is a directory there")
@@ -528,7 +524,7 @@ def _swap_files(
 
 
 def _link_file(path: Path, other: Path) -> bool:
-    """Hard-link a file; False where the file system has no hard links."""
+    """Hard-link a file as `other`; False if the file system has no hard links."""
     try:
         os.link(path, other, follow_symlinks=False)
     except (OSError, NotImplementedError):
@@ -536,23 +532,23 @@ def _link_file(path: Path, other: Path) -> bool:
     return True
 
 
-def _make_folder(directory: Path, made: list[Path]) -> None:
-    """Make `directory` and its parents, and add those that were missing to `made`."""
+def _make_folder(directory: Path, made_folders: list[Path]) -> None:
+    """Make `directory` and its parents, and add those that were missing to `made_folders`."""
     if not directory.is_dir():
-        _make_folder(directory.parent, made)
+        _make_folder(directory.parent, made_folders)
         directory.mkdir()
-        made.append(directory)
+        made_folders.append(directory)
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write one file whole or not at all; a pipe or a device such as /dev/stdout is written to as it is.
+    """Write one file whole or not at all; a pipe or a device such as /dev/stdout is written to directly.
 
-    Text under a name that ends in .gz is compressed, as `open_input` reads it; bytes are written as they are.
+    Text is compressed if the file's name ends in .gz; bytes never are.
     """
     check_output_file(path)
     raw = content if isinstance(content, bytes) else _encode_text(content)
     if path.suffix == ".gz" and isinstance(content, str):
-        raw = gzip.compress(raw, mtime=0)  # Without a time, equal texts give equal files.
+        raw = gzip.compress(raw, mtime=0)  # Equal texts give equal files, whenever they are written.
     if not path.exists() or path.is_file():  # Otherwise it is a pipe or a device.
         _write_files(path.parent, {path.name: raw})
         return
@@ -565,12 +561,12 @@ def write_file(path: Path, content: str | bytes) -> None:
 def write_parts(path: Path, parts: Iterable[str]) -> None:
     """`write_file` for a text too long to be held in memory."""
     check_output_file(path)
-    if path.exists() and not path.is_file():  # A pipe or a device, beside which no temporary file is made.
+    if path.exists() and not path.is_file():  # A pipe or a device.
         write_file(path, "".join(parts))
         return
     try:
-        with _temporary_folder(path.parent) as aside:
-            new_file = aside / path.name
+        with _temporary_folder(path.parent) as temporary:
+            new_file = temporary / path.name
             with gzip.open(new_file, "wb") if path.suffix == ".gz" else new_file.open("wb") as stream:
                 for part in parts:
                     stream.write(_encode_text(part))
@@ -586,7 +582,7 @@ def check_output_file(path: Path) -> None:
     if exists and not is_directory and not path.is_file():  # A pipe or a device.
         if not os.access(path, os.W_OK):
             raise InputError(f"{path}: no permission to write to it; name another file with -o")
-        return  # It is written to as it is, so its folder does not matter.
+        return  # It is written to directly, so its folder need not be writable.
     if path.parent.absolute() in _OUTPUT_FOLDERS:
         _refuse_link(path.parent)
     _check_writable(path.parent)
@@ -597,7 +593,7 @@ def check_output_file(path: Path) -> None:
 def check_output_directory(directory: Path) -> None:
     """Refuse a place that `write_files` could not write to, before hours of work rather than after.
 
-    The folder is remembered, so that `write_file` refuses it too if it becomes a link later.
+    If the folder becomes a link later, `write_file` refuses it too.
     """
     _check_writable(directory)
     _refuse_link(directory)
@@ -605,7 +601,7 @@ def check_output_directory(directory: Path) -> None:
 
 
 def _refuse_link(directory: Path) -> None:
-    """Refuse a link: whoever replaces a folder by a link would choose where our files go."""
+    """Refuse a link: whoever could replace the folder by a link would choose where the files go."""
     if directory.is_symlink():
         raise InputError(
             f"{directory}: is a link to {directory.resolve()}, and nothing is written through links; name "
@@ -625,11 +621,11 @@ def _check_writable(directory: Path) -> None:
         raise InputError(f"{directory}: {place} is not a directory; name another one with -o")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: no permission to write in {existing}; name another one with -o")
-    probe = existing / f"{TEMPORARY_PREFIX}{os.getpid()}"
-    try:  # `access` is not reliable for root, nor on some file systems.
+    trial = existing / f"{TEMPORARY_PREFIX}{os.getpid()}"
+    try:  # For root, and on some file systems, the answer of `access` may be wrong.
         with suppress(FileExistsError):
-            probe.mkdir()
-        probe.rmdir()
+            trial.mkdir()
+        trial.rmdir()
     except OSError as error:
         why = error.strerror or error
         raise InputError(
@@ -638,7 +634,7 @@ def _check_writable(directory: Path) -> None:
 
 
 def _is_directory(path: Path) -> bool | None:
-    """Whether the path is a directory; None where nothing exists. Raises InputError for a name that no file
+    """Whether the path is a directory; None if it does not exist. Raises InputError for a name that no file
     can have.
     """
     try:

@@ -1,15 +1,15 @@
 """A cache on disk for machine code that Numba compiles: a file per function and types of arguments.
 
-With Numba's own cache every run fails once one of its files is damaged, the disk is full or its folder cannot
+With Numba's own cache every run fails if one of its files is damaged, the disk is full or its folder cannot
 be written. It also compiles anew for each copy of the same sources, and never deletes a file. Here each file
-begins with the digest of the rest, so a damaged one is noticed and its code compiled anew. If nothing can be
-written, one warning says so and each run compiles. Files of other versions of a source are deleted when one
-is written.
+begins with the digest of the rest, so code in a damaged one is noticed and compiled anew. If nothing can be
+written, one warning says so and each run compiles. Writing a file deletes those of other versions of its
+source.
 
-The name of a file holds what its code depends on: the source file of the function, the version of all else
-that it uses, the types, Python, the processor, the level of optimisation, and whether indices are checked.
-Files are in a folder per version of Numba: in __pycache__ beside the source or, if that cannot be written, in
-the user's cache folder. NUMBA_CACHE_DIR replaces both.
+The name of a file has digests of what its code depends on: the source file of the function, the version of
+all else that it uses, the types, Python, the processor, the level of optimisation, and whether indices are
+checked. Each version of Numba has a folder: in __pycache__ beside the source or, if that cannot be written,
+in the user's cache folder. NUMBA_CACHE_DIR replaces both.
 
 Of several processes that need the same code at once, one compiles it and the others wait for its file.
 """
@@ -39,9 +39,9 @@ from planner.files.checked_files import user_cache
 
 LOG = logging.getLogger("fleetplan.code_cache")
 DIGEST_BYTES = 32  # SHA-256.
-PATIENCE_S = 120.0  # Several times the longest compilation. After that a waiting process compiles too.
-LOOK_AGAIN_S = 0.05  # The time between two looks at a lock, far shorter than any compilation.
-# The engines of the simulator, by module: on an idle machine they take 5 to 25 s to compile, all other code
+PATIENCE_S = 120.0  # Several times the longest compilation. A process that waited so long compiles too.
+LOOK_AGAIN_S = 0.05  # The time between two attempts to lock, far shorter than any compilation.
+# The modules of the simulator's engines: these take 5 to 25 s to compile on an idle machine, all other code
 # less than a second.
 ENGINES = ("kernel", "distserve", "splitwise")
 TURN = ".turn"  # The suffix of the file that a process locks while it is its turn to compile.
@@ -53,10 +53,10 @@ _rebuild: Any = compiler.CompileResult._rebuild
 
 
 def cached_jit(*, version: str = "", **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`numba.njit` with these options, and with machine code kept on disk.
+    """`numba.njit` with these options, which caches the machine code on disk.
 
-    `version` is that of all else which the function depends on: code and constants of other files, and what
-    it closes over.
+    `version` must change with everything outside the source file that the function depends on: code and
+    constants of other files. It must also change with the values that the function closes over.
     """
     jit = numba.njit(**options)
 
@@ -69,9 +69,7 @@ def cached_jit(*, version: str = "", **options: Any) -> Callable[[Callable[..., 
 
 
 class CodeCache(_Cache):
-    """The stored code of one function, with the methods that Numba calls on a cache. `version` is as in
-    `cached_jit`.
-    """
+    """The cached code of one function, with the methods that Numba calls. `version` is as in `cached_jit`."""
 
     def __init__(self, function: Callable[..., Any], version: str) -> None:
         source = Path(inspect.getfile(function))
@@ -81,7 +79,7 @@ class CodeCache(_Cache):
 
     @property
     def cache_path(self) -> str:
-        """The folder of the files; Numba asks for it."""
+        """The folder of the files, as a text for Numba."""
         return str(_code_folder(self._beside))
 
     def enable(self) -> None:
@@ -91,10 +89,10 @@ class CodeCache(_Cache):
         """Does nothing: the cache is always enabled."""
 
     def flush(self) -> None:
-        """Does nothing: Numba's `recompile` calls it, and the files are overwritten anyway."""
+        """Does nothing: Numba's `recompile` calls it, then overwrites the files."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The code for these types, or None if it is missing or damaged; then Numba compiles it."""
+        """The code for these types. None if it is missing or damaged, which makes Numba compile it."""
         target_context.refresh()  # Loads the functions that the code calls, as Numba's own cache does.
         path = self._code_path(sig, target_context.codegen())
         code = _read_code(path)
@@ -112,10 +110,10 @@ class CodeCache(_Cache):
         return _rebuild(target_context, *pickle.loads(code))
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep the code, and delete files of other versions of the source."""
+        """Cache the code that Numba has compiled."""
         path = self._code_path(sig, data.target_context.codegen())
         try:
-            if not data.library.has_dynamic_globals:  # Such code has addresses of this process in it.
+            if not data.library.has_dynamic_globals:  # Code that has them holds addresses of this process.
                 self._store_code(path, _dumps(data._reduce()))
         finally:
             _end_turn(path)
@@ -134,7 +132,7 @@ class CodeCache(_Cache):
                     old.unlink()
 
     def _code_path(self, sig: Any, codegen: Any) -> Path:
-        """The file of the code for these types; its name holds all that the code depends on."""
+        """The file of the code for these types."""
         python = (sys.implementation.cache_tag, sys.abiflags)
         depends_on = (str(sig), codegen.magic_tuple(), python, _config.BOUNDSCHECK, _config.OPT)
         key = hashlib.sha256(repr(depends_on).encode()).hexdigest()[:16]
@@ -155,11 +153,11 @@ _TURNS: dict[Path, int] = {}  # The locks (file descriptors) of the files that t
 
 
 def _take_turn(path: Path) -> None:
-    """Wait while another process compiles this file, then lock it. A process that dies releases its lock.
+    """Wait while another process compiles this code, then lock its file. A dead process holds no lock.
 
     If the file system has no locks, or the folder cannot be written, no process waits.
     """
-    if path in _TURNS:  # This process has the lock already, from a compilation that failed.
+    if path in _TURNS:  # An earlier compilation failed and left the lock to this process.
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +175,7 @@ def _take_turn(path: Path) -> None:
 
 
 def _try_lock(lock: int) -> bool:
-    """Lock a file without waiting. False if another process has the lock; True where there are no locks."""
+    """Lock a file without waiting. False if another process has the lock; True if there are no locks here."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -209,7 +207,7 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def _code_folder(beside: Path) -> Path:
-    """Where code is kept. Each version of Numba has a folder, as environments may share these sources."""
+    """The folder of cached code. Each version of Numba has its own: environments may share the sources."""
     version = f"numba-{numba.__version__}"
     if _config.CACHE_DIR:
         return Path(_config.CACHE_DIR) / version
@@ -220,7 +218,7 @@ def _code_folder(beside: Path) -> Path:
 
 @cache
 def _warn_once(folder: str, why: str) -> None:
-    """Log that compiled code cannot be kept in this folder, and the reason."""
+    """Log that compiled code cannot be written to this folder, and the reason; once for each."""
     LOG.warning(
         "plan: compiled code cannot be kept in %s (%s), so each run compiles anew; make room there, or set "
         "NUMBA_CACHE_DIR to a folder that can be written",

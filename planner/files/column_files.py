@@ -1,9 +1,9 @@
-"""Columns on disk: arrays in files of their own, memory-mapped, so that they take memory only while read.
+"""A cache of columns on disk: arrays in files of their own, memory-mapped, so that they take memory only
+while they are read.
 
-Columns are kept in the user's cache folder, in a folder whose name tells all that they depend on; the
-MOST_KEPT folders used last are kept. A folder is written under another name and renamed, so no reader sees a
-part of it. Columns that cannot be read back count as missing, and the caller goes on without those that
-cannot be written.
+Each set of columns has a folder in the user's cache, named after all that the columns depend on; only the
+MOST_KEPT folders used last remain. A folder is written under another name and renamed, so no reader sees a
+part of it. Damaged columns count as missing, and columns that cannot be written are not cached.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ from planner.files.checked_files import user_cache
 Columns = Mapping[str, npt.NDArray[Any]]
 
 MOST_KEPT = 8  # The columns of a trace of 50 million requests take about one GB.
-ABANDONED_S = 3600.0  # Folders not renamed in this time were left by runs that were killed.
-ABOUT = "about.json"  # In each folder: dtype and shape of its columns, and the caller's `about`.
+ABANDONED_S = 3600.0  # Folders not renamed within this time were left by killed runs.
+ABOUT = "about.json"  # A file in each folder: dtype and shape of its columns, and the caller's `about`.
 
 
 def columns_folder() -> Path | None:
-    """Where columns are kept; None without a home folder."""
+    """The folder of all cached columns; None if the user has no home folder."""
     cache = user_cache()
     return None if cache is None else cache / "columns"
 
 
 def read_kept_columns(name: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None:
-    """The columns of this name, memory-mapped and read-only, and the `about` that `keep_columns` wrote with
-    them; None where there are none, or they are damaged.
+    """The cached columns of this name, memory-mapped and read-only, and the `about` that `keep_columns` wrote
+    with them. None if they are missing or damaged.
     """
     if (root := columns_folder()) is None:
         return None
@@ -50,15 +50,15 @@ def read_kept_columns(name: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str,
             if str(mapped.dtype) != dtype or list(mapped.shape) != shape:
                 return None
             columns[column] = np.asarray(mapped)
-        os.utime(folder)  # The date of last use, by which the oldest are removed.
+        os.utime(folder)  # The time of the last use, by which old folders are removed.
         return columns, document["about"]
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
-    """Write columns under a name, with `about`: values of JSON that `read_kept_columns` gives back. False
-    where they cannot be written.
+    """Cache columns under a name, with `about`: JSON values that `read_kept_columns` returns. False if they
+    cannot be written.
     """
     if (root := columns_folder()) is None:
         return False
@@ -72,20 +72,20 @@ def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
         shapes = {column: (str(values.dtype), list(values.shape)) for column, values in columns.items()}
         text = json.dumps({"columns": shapes, "about": about})
         (unfinished / ABOUT).write_text(text, encoding="utf-8")
-        if (root / name).exists():  # A caller writes columns that it could not read, so these are damaged.
+        if (root / name).exists():  # The caller could not read these columns, so they are damaged.
             shutil.rmtree(root / name, ignore_errors=True)
         unfinished.rename(root / name)
         return True
     except OSError:
         return False
     finally:
-        if unfinished is not None:  # After the rename there is nothing under this name.
+        if unfinished is not None:  # Renamed by now, unless something failed.
             shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _remove_old_columns(root: Path) -> None:
-    """Remove folders that killed runs left, and those used longest ago, so that with one more there are
-    MOST_KEPT.
+    """Remove folders that killed runs left, and those used longest ago, until there is room for one more
+    among MOST_KEPT.
     """
     dated: list[tuple[float, Path]] = []
     for folder in root.iterdir():
@@ -100,10 +100,10 @@ def _remove_old_columns(root: Path) -> None:
 
 
 def release_memory(column: npt.NDArray[Any]) -> None:
-    """Give back the memory that a mapped column has taken: its values are read from disk again when they are
-    used. Nothing happens to other arrays.
+    """Free the memory of a mapped column: its values are read from disk again when they are used. Nothing
+    happens to other arrays.
     """
-    # A view's `base` is the array that it is a view of; the last one's is the mapping of the file.
+    # The `base` of a view is another array; that of the last is the mapping of the file.
     base: Any = column
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)

@@ -1,8 +1,8 @@
-"""Joins the lines of a CSV to rows: a quoted field may run over several lines, a stray quote must not.
+"""Joins the lines of a CSV to rows. Quoted fields may run over several lines; stray quotes are refused.
 
-A parser that meets a quote at the beginning of a field reads on to the next quote, over as many rows as stand
-between, and says nothing. A field over several lines counts as intended if its last quote stands at the end
-of the field, and if at most one of its lines could be a row of its own: one may look like a row by chance.
+At a stray quote that begins a field, a parser reads on to the next quote and silently swallows all rows
+between. So a field over several lines counts as intended only if its last quote is at its end, and if at most
+one of its lines could be a row: one may look like a row by chance.
 """
 
 import io
@@ -19,11 +19,11 @@ from planner.errors import InputError, TraceError
 from planner.files.checked_files import MAX_LINE_BYTES
 from planner.files.document_values import show_value
 
-_CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # Up to the first quote that is not doubled.
+_CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # The rest of a field, to the first quote not doubled.
 _QUOTED = re.compile(rb'"[^"]*"')
 _NUMBER_OR_DATE = re.compile(rb"\s*\"?(?:[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*)\"?\s*")
 _BLOCK_BYTES = 16 * 2**20  # Read at once: long traces are never in memory as a whole.
-# The end of errors.
+# The end of error messages.
 _HOW_TO_END = 'take the quote out, or put the whole field in quotes and write a quote within it twice ("")'
 
 
@@ -40,10 +40,8 @@ def read_blocks(
 ) -> Iterator[Block]:
     """The rows below the header, from `line` on.
 
-    `number_columns` are the indexes of columns with a number or a date in every row: a line that has one in
-    all of them is taken for a row.
-
-    Raises TraceError naming the line whose quote swallows others.
+    `number_columns` are the indexes of columns that hold a number or a date in every row: a line with such
+    values in all of them could be a row. Raises TraceError naming the line with a stray quote.
     """
     while lines := stream.readlines(_BLOCK_BYTES):
         text = b"".join(lines)
@@ -54,7 +52,7 @@ def read_blocks(
                 starts.append(start)
                 if len(row) > 1:
                     _check_long_field(path, start, row, columns, number_columns)
-            text = b"".join(lines)  # `_join_rows` has added the lines to which the last row goes on.
+            text = b"".join(lines)  # `_join_rows` has added lines if the last row was not complete.
         yield Block(text, np.array(starts))
         line += len(lines)
 
@@ -62,20 +60,23 @@ def read_blocks(
 def _join_rows(
     path: Path, stream: io.BufferedReader, lines: list[bytes], line: int, columns: Sequence[str]
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """Each row's first line, by its number, and its lines. `lines` grows where the last row goes on."""
-    first, last, size_bytes, is_open = 0, 0, 0, False
-    while last < len(lines):
-        if is_open or b'"' in lines[last]:
-            is_open, _ = _scan_line(lines[last], is_open)
-        size_bytes += len(lines[last])
-        last += 1
+    """Yields each row: the number of its first line, and its lines. `lines`, which begin at `line`, get the
+    further lines of the last row.
+    """
+    first, end, size_bytes, is_open = 0, 0, 0, False
+    while end < len(lines):
+        if is_open or b'"' in lines[end]:
+            is_open, _ = _scan_line(lines[end], is_open)
+        size_bytes += len(lines[end])
+        end += 1
         if not is_open:
-            yield line + first, lines[first:last]
-            first, size_bytes = last, 0
-        elif size_bytes > MAX_LINE_BYTES or (last == len(lines) and not _add_next_line(lines, stream)):
-            end = f"within {MAX_LINE_BYTES // 2**20} MiB" if size_bytes > MAX_LINE_BYTES else "before the end"
+            yield line + first, lines[first:end]
+            first, size_bytes = end, 0
+        elif size_bytes > MAX_LINE_BYTES or (end == len(lines) and not _add_next_line(lines, stream)):
+            is_long = size_bytes > MAX_LINE_BYTES
+            until = f"within {MAX_LINE_BYTES // 2**20} MiB" if is_long else "before the end"
             place = _opening_place(path, line + first, lines[first], columns)
-            raise TraceError(f"{place} is not closed {end}; {_HOW_TO_END}")
+            raise TraceError(f"{place} is not closed {until}; {_HOW_TO_END}")
 
 
 def _add_next_line(lines: list[bytes], stream: io.BufferedReader) -> bool:
@@ -86,11 +87,11 @@ def _add_next_line(lines: list[bytes], stream: io.BufferedReader) -> bool:
 
 
 def _scan_line(line: bytes, is_open: bool) -> tuple[bool, int]:
-    """Whether a quoted field goes on beyond this line, and the index of the line's last field. With `is_open`
-    one goes on from the line before.
+    """Whether a quoted field continues after this line, and the index of the line's last field. With
+    `is_open` the line begins within a quoted field.
 
-    As for parsers, a quote opens a field at its beginning only, and what follows the closing quote up to the
-    comma belongs to the field.
+    As in parsers, only a quote at the beginning of a field opens it, and text between the closing quote and
+    the comma belongs to the field.
     """
     position, column = 0, 0
     while True:
@@ -108,8 +109,8 @@ def _scan_line(line: bytes, is_open: bool) -> tuple[bool, int]:
 def _check_long_field(
     path: Path, start: int, row: list[bytes], columns: Sequence[str], number_columns: Sequence[int]
 ) -> None:
-    """Raise TraceError for a field over several lines that has text behind its closing quote, or could be
-    several rows. `row` has the lines of one row, the first of which is line `start` of the file.
+    """Raise TraceError for a field over several lines that has text after its closing quote, or could be
+    several rows. `row` has the lines of one row, which begins at line `start` of the file.
     """
     place = _opening_place(path, start, row[0], columns)
     for number, line in enumerate(row[1:], start=start + 1):  # Each line begins within a quoted field.
@@ -137,15 +138,15 @@ def _is_row(line: bytes, column: int, width: int, number_columns: Sequence[int])
 
 
 def _opening_place(path: Path, number: int, line: bytes, columns: Sequence[str]) -> str:
-    """For an error: file, line and column of the quote that this line leaves open."""
+    """The beginning of an error: file, line and column of the quote that this line leaves open."""
     _, column = _scan_line(line, False)
     name = show_value(columns[column]) if column < len(columns) else str(column + 1)
     return f"{path}, line {number}: the quote that opens in column {name}"
 
 
 def other_delimiter(header: bytes) -> bytes:
-    """The sign that separates the names of a header without commas: semicolon, tab or bar; empty where none
-    does, or a line is JSON. Names may be quoted, and what stands within quotes separates nothing.
+    """The character that separates the names of a header without commas: semicolon, tab or bar; empty if
+    there is none, or the line is JSON. Characters within quotes separate nothing.
     """
     if header[:1] in (b"{", b"["):
         return b""
@@ -156,12 +157,12 @@ def other_delimiter(header: bytes) -> bytes:
 
 
 def with_commas(text: bytes, delimiter: bytes) -> bytes:
-    """Rows that `delimiter` separates as a CSV with commas; a comma in a number is its decimal point."""
+    """Rows with another `delimiter` as a CSV with commas; their commas are decimal commas, made points."""
     return text.translate(bytes.maketrans(b"," + delimiter, b".,"))
 
 
 class CommaSeparated(io.RawIOBase):
-    """A stream of rows that `delimiter` separates, read as if commas did."""
+    """A stream of rows with another `delimiter`, read as `with_commas` writes them."""
 
     def __init__(self, stream: io.BufferedReader, delimiter: bytes) -> None:
         self._stream, self._delimiter = stream, delimiter
@@ -176,7 +177,7 @@ class CommaSeparated(io.RawIOBase):
 
 
 def refuse_other_delimiter(names: Sequence[object], where: object) -> None:
-    """Raise InputError for a header of one name with semicolons, tabs or bars: they separate its columns."""
+    """Raise InputError for a header of one name that holds semicolons, tabs or bars: a wrong delimiter."""
     name = str(names[0]) if len(names) == 1 else ""
     for sign, sign_name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if sign in name.strip(sign):
@@ -187,7 +188,7 @@ def refuse_other_delimiter(names: Sequence[object], where: object) -> None:
 
 
 def refuse_long_fields(text: str, where: object) -> None:
-    """Raise InputError for a quote that its line does not close: tables of numbers have no such fields."""
+    """Raise InputError for a quoted field that its line does not close: tables of numbers have none."""
     for number, line in enumerate(text.split("\n"), start=1):
         if '"' in line and not line.startswith("#"):  # Catalog tables have comments.
             is_open, column = _scan_line(line.encode(), False)

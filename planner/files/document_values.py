@@ -1,11 +1,11 @@
-"""Checks values of documents that people write: an error says where, what is valid and what is there.
+"""Checks values of documents that people write. An error says where, what is valid and what was found.
 
     limits = Section.from_document(document.get("limits"), "slo.yaml: limits", ("power", "gpus"))
     power_w, gpus = limits.positive("power", "w", default=None), limits.whole_number("gpus", default=8)
 
-`where` leads to the value, as in "slo.yaml: limits: power". A function `check_...` returns the value as it
-is, `read_...` converts it (units are those of planner/units.py); both raise InputError. A `Section` does the
-same for the values of a mapping, by their keys.
+`where` is the place of a value, such as "slo.yaml: limits: power". A function `check_...` returns the value
+unchanged, `read_...` converts it (planner/units.py has the units); both raise InputError. A `Section` does
+the same for the values of a mapping, by their keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planner.units import LARGEST, parse_quantity
 
 LARGEST_COUNT = 10**12  # The largest count that is accepted; products of larger ones overflow 64 bits.
 MOST_SHOWN_CHARS = 60  # An error message shows at most this many characters of a value.
-# A name is suggested in place of an unknown one if difflib finds them at least so alike. Set by hand.
+# A known name is suggested for an unknown one if difflib finds them at least so alike. Set by hand.
 LEAST_LIKENESS = 0.5
 
 Read = TypeVar("Read")
@@ -33,10 +33,9 @@ Default = TypeVar("Default")
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """The words in which errors of one kind of document say what is valid.
+    """How the errors of one kind of document say what is valid.
 
-    {} stands for the bound or the names. If `missing` is empty, a missing key is no error of its own: the
-    value null is checked in its place.
+    {} stands for the bound or the names. If `missing` is empty, a missing key is checked as null.
     """
 
     one_of: str = "expected one of {}"
@@ -53,7 +52,7 @@ PLAIN = Wording()
 
 
 class _Required(Enum):
-    """Stands for "no default": None cannot, because None is the default of some keys."""
+    """The type of "no default", for which None will not do: it is the default of some keys."""
 
     TOKEN = "no default"
 
@@ -67,21 +66,21 @@ def refused_value(where: object, valid: str, value: object) -> InputError:
 
 
 def show_value(value: object) -> str:
-    """A value for an error message: its text, cut short, on one line."""
-    # The repr of a NumPy scalar would show its type, so `item` makes a plain value of it; arrays stay as is.
+    """A value for an error message: its text on one line, cut short."""
+    # The repr of a NumPy scalar would show its type, so `item` makes a plain value of it (not of arrays).
     item = getattr(value, "item", None)
     text = repr(item() if item is not None and not hasattr(value, "__len__") else value)
     return text if len(text) <= MOST_SHOWN_CHARS else f"{text[: MOST_SHOWN_CHARS - 3]}..."
 
 
 def with_place(error: InputError, where: object) -> str:
-    """The error's message with the place before it, unless it begins with the place already."""
+    """The error's message, with the place before it unless it begins with the place."""
     return str(error) if str(error).startswith(str(where)) else f"{where}: {error}"
 
 
 @contextmanager
 def errors_as(kind: type[InputError], where: object = "") -> Iterator[None]:
-    """Raise every InputError of the block as an error of this kind, with the place before its message."""
+    """Raise every InputError of the block as this kind of error, with the place before its message."""
     try:
         yield
     except InputError as error:
@@ -89,7 +88,7 @@ def errors_as(kind: type[InputError], where: object = "") -> Iterator[None]:
 
 
 def nearest_names(name: object, known: Collection[str], count: int = 3) -> list[str]:
-    """The known names most like `name`, whatever its case; for error messages."""
+    """The known names most like `name`, in any case; for error messages."""
     lower = {candidate.lower(): candidate for candidate in known}
     near = difflib.get_close_matches(str(name).lower(), lower, n=count, cutoff=LEAST_LIKENESS)
     return [lower[match] for match in near]
@@ -106,7 +105,7 @@ def did_you_mean(
     """A question such as "did you mean 'gpus'? ", with the known name that is most like `name`; empty if none
     is alike.
 
-    `shown` has what to show for a known name in its place: `{"gpus": "fleet: gpus"}`.
+    `shown` has texts to show in place of known names: `{"gpus": "fleet: gpus"}`.
     """
     nearest = nearest_names(name, known, 1)
     return f"did you mean {shown.get(nearest[0], nearest[0])!r}? " if nearest else ""
@@ -132,7 +131,7 @@ def refuse_unknown(
 
 
 def check_mapping(value: object, where: object, such_as: str = "") -> Mapping[str, Any]:
-    """The value, checked to be keys and values; `such_as` is an example for the error."""
+    """The value, checked to be a mapping; `such_as` is an example for the error."""
     if not isinstance(value, Mapping):
         example = f" such as {such_as}" if such_as else ""
         raise refused_value(where, f"expected keys and values{example}", value)
@@ -169,7 +168,7 @@ def check_text(value: object, where: object) -> str:
 
 
 def check_plain_text(value: object, where: object) -> str:
-    """The value as text: also a number or a date, which YAML does not read as text."""
+    """The value as text. It may be a number or a date, which YAML does not read as text."""
     if isinstance(value, Mapping | list | bool) or value is None or not str(value).strip():
         raise refused_value(where, "expected text", value)
     return str(value).strip()
@@ -222,7 +221,7 @@ def read_share(
 ) -> float:
     """A share from 0 to `most`, written 0.1 or "10 %"; errors show `example`.
 
-    A number above `bare` needs its %, even where `most` allows it: a bare 10 may mean a tenth or tenfold.
+    A number above `bare` needs its %, even if `most` allows it: a bare 10 may mean 10 % or tenfold.
     """
     text = str(value).strip()
     is_percent = text.endswith("%")
@@ -267,8 +266,8 @@ def read_positive(value: object, unit: str, where: str) -> float:
 class Section:
     """A mapping of a document, and its place.
 
-    A method is named after what it expects under a key: it checks the value, and raises InputError for
-    another one. A key with null counts as missing. A key that is read without a default must be there.
+    A method is named after what it expects under a key, and raises InputError for anything else. A key with
+    null counts as missing. A key that is read without a default must be there.
     """
 
     values: Mapping[str, Any]
@@ -286,9 +285,8 @@ class Section:
         such_as: str = "",
         elsewhere: Mapping[str, str] | None = None,
     ) -> Section:
-        """The section, empty for None.
-
-        Raises InputError for a key that is not `known`; `elsewhere` is that of `refuse_unknown`.
+        """The section of a mapping, empty for None. Raises InputError for a key that is not `known`;
+        `elsewhere` is as in `refuse_unknown`.
         """
         values = {} if document is None else check_mapping(document, where, such_as)
         if known is not None:
@@ -321,7 +319,7 @@ class Section:
         such_as: str = "",
         elsewhere: Mapping[str, str] | None = None,
     ) -> Section:
-        """The mapping under a key, empty where it is missing; arguments are those of `from_document`."""
+        """The mapping under a key, empty if it is missing; arguments are as in `from_document`."""
         return Section.from_document(
             self.get(key),
             self.path_of(key),
@@ -344,7 +342,7 @@ class Section:
         return self._read_value(key, lambda value, where: check_flag(value, where, self.wording), default)
 
     def text(self, key: str, default: Default | _Required = _REQUIRED) -> str | Default:
-        """The text under `key`. Raises InputError for blank text, or for what YAML reads as another type."""
+        """The text under `key`. Raises InputError for blank text, and for a value of another type."""
         return self._read_value(key, check_text, default)
 
     def plain_text(self, key: str, default: Default | _Required = _REQUIRED) -> str | Default:
@@ -427,7 +425,7 @@ class Section:
     def _read_value(
         self, key: str, check: Callable[[object, str], Read], default: Default | _Required
     ) -> Read | Default:
-        """The default where the key is missing and there is one, else what `check` makes of the value."""
+        """The default, if there is one and the key is missing; else what `check` returns for the value."""
         if key not in self.values and not isinstance(default, _Required):
             return default
         return check(self.get_required(key), self.path_of(key))

@@ -1,17 +1,17 @@
-"""Lets an interrupted command save its answer so far, and tidy up. Commands register the functions for that,
-and fleetplan/__main__.py calls `save_and_tidy` before it ends the process.
+"""Lets an interrupted command save its answer so far, and tidy up. Commands register functions for that, and
+fleetplan/__main__.py calls `save_and_tidy` before it ends the process.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-_save_functions: list[Callable[[], str]] = []  # At most one.
+_save_functions: list[Callable[[], str]] = []  # It has at most one entry.
 _tidy_functions: list[Callable[[], None]] = []
 
 
 @contextmanager
 def saving_on_interrupt(save: Callable[[], str]) -> Iterator[None]:
-    """If an interrupt ends the block, `save_and_tidy` calls `save` once and returns its message.
+    """If an interrupt ends the block, `save_and_tidy` will call `save` once and return its message.
 
     `save` must be quick and may be called from any thread.
     """
@@ -38,8 +38,8 @@ def tidy_at_end(tidy: Callable[[], None]) -> Iterator[None]:
 
 
 def save_and_tidy() -> str:
-    """Call the registered functions. Returns the message of the one that saves; '' if there is none, or if
-    saving fails.
+    """Call the registered functions. Returns the message of the one that saves; '' without one, or if it
+    fails.
     """
     message = ""
     for save in _save_functions:

@@ -1,11 +1,11 @@
-"""Strict JSON for all our files: text that other readers could read differently is refused.
+"""Strict JSON for all files: what programs read differently is refused.
 
 `parse_json` raises ValueError, with a message that does not name the file, for
 
-- a key given twice, of which Python would keep the last;
+- a key given twice in an object, of which Python would keep the last;
 - NaN and Infinity, which JSON does not have;
-- half a character (the escape \\ud800 without its second half), which no file can hold;
-- a whole number with more digits than any count or hash;
+- half a character (the escape \\ud800 without its second half), which UTF-8 cannot encode;
+- a whole number with more digits than any count or hash has;
 - objects nested too deep.
 """
 
@@ -45,9 +45,9 @@ def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool 
     except ValueError:
         if counts_digits:
             raise
-        # Python refuses a number of thousands of digits; the other parser has words of ours for it.
+        # For a number of thousands of digits, which Python refuses, the other parser has a better message.
         return parse_json(text, has_nan=has_nan)
-    # Half a character can only be written as an escape, so other texts need no check.
+    # Without escapes there is no half character.
     has_escapes = "\\u" in text if isinstance(text, str) else b"\\u" in text
     if has_escapes:
         _check_texts([value])
@@ -55,14 +55,14 @@ def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool 
 
 
 def json_decoder() -> json.JSONDecoder:
-    """A decoder for one value after the other in a longer text. It makes two of the checks of `parse_json`:
-    it refuses a key given twice, and a whole number of too many digits.
+    """A decoder that can read values from a longer text one by one. Like `parse_json`, it refuses a key given
+    twice and a whole number of too many digits; it makes no other check.
     """
     return json.JSONDecoder(object_pairs_hook=_parse_object, parse_int=_parse_whole_number)
 
 
 def is_text(text: str) -> bool:
-    """Whether a file can hold this text: it has no half characters (lone surrogates) of UTF-16."""
+    """Whether UTF-8 can encode this text: it has no half characters (lone surrogates) of UTF-16."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 

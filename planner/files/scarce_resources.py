@@ -1,4 +1,4 @@
-"""Resources that the machine or a limit on the process (ulimit) refuses: memory, threads, open files."""
+"""Resources that the machine, or a limit on the process (ulimit), may refuse: memory, threads, open files."""
 
 import errno
 import os
@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 _MEMORY, _FILES = "memory", "number of open files (ulimit -n)"
 _BY_NUMBER = {errno.ENOMEM: _MEMORY, errno.EMFILE: _FILES, errno.ENFILE: _FILES}
-_BY_TEXT = {  # Parts of messages of libraries in C and Rust.
+_BY_TEXT = {  # By a part of a message of libraries in C and Rust.
     "can't start new thread": "number of threads or the memory (ulimit -u, ulimit -v)",
     "cannot allocate memory": _MEMORY,
     "failed to map segment": _MEMORY,
     "too many open files": _FILES,
 }
 FEW_FILES = 256  # A process that may open fewer files counts as limited.
-MARGIN_BYTES = 2**26  # 64 MiB: this much memory must be free beside what the trial takes.
+MARGIN_BYTES = 2**26  # A trial succeeds only if this much memory (64 MiB) remains free.
 PROBE_S = 60.0  # A trial that takes longer counts as failed.
 
 
@@ -40,9 +40,8 @@ def is_limited() -> bool:
 
 
 def survives_in_copy(work: Callable[[], object]) -> bool:
-    """Whether `work` ends without an error in a forked copy of this process, whose stderr is discarded.
-
-    Some libraries end their process if memory or files are short, so they are tried in a copy.
+    """Whether `work` ends without an error in a forked copy of this process, whose stderr is discarded. Some
+    libraries end their process if memory or files are short.
     """
     child = os.fork()
     if child == 0:
@@ -51,7 +50,7 @@ def survives_in_copy(work: Callable[[], object]) -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             margin = bytearray(MARGIN_BYTES)
             work()
-            code = 0 if margin else 1  # This use of `margin` keeps its memory taken until here.
+            code = 0 if margin else 1  # Until this use of `margin` its memory stays taken.
         finally:
             os._exit(code)
     until_s = time.monotonic() + PROBE_S

@@ -1,4 +1,4 @@
-"""The numbers of the standard streams."""
+"""Sets the file descriptors ("numbers") of the standard streams."""
 
 import io
 import os
@@ -15,10 +15,10 @@ def fill_standard_streams() -> None:
 
 
 def keep_native_prints_off_stdout() -> None:
-    """Give `sys.stdout` a number of its own, and make number 1 stderr.
+    """Move `sys.stdout` to a new number that leads to the same stream, and let number 1 lead to stderr.
 
-    HiGHS 1.13 prints a line about itself to stdout in one of a thousand runs, also with its output switched
-    off. A program that reads JSON from stdout could not read the answer then.
+    In one of a thousand runs HiGHS 1.13 prints a line about itself to number 1, even with its output switched
+    off. That would spoil the JSON on stdout.
     """
     stdout = sys.stdout
     if stdout is not sys.__stdout__ or not isinstance(stdout, io.TextIOWrapper):

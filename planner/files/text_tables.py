@@ -1,4 +1,4 @@
-"""Reads text files, and CSV tables of numbers, that other programs wrote, and checks them."""
+"""Reads and checks text files, and CSV tables of numbers, that other programs wrote."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from planner.files.csv_lines import refuse_long_fields, refuse_other_delimiter
 from planner.files.document_values import show_value
 from planner.units import LARGEST
 
-MAX_BYTES = 512 * 2**20  # Results of a benchmark that kept every token of 100,000 requests are smaller.
+MAX_BYTES = 512 * 2**20  # Benchmark results with every token of 100,000 requests are smaller.
 
 
 def read_text(path: Path) -> str:
-    """UTF-8 text without its byte order mark."""
+    """Read UTF-8 text; the byte order mark is left out."""
     with open_input(path) as stream:
         raw = stream.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
@@ -37,7 +37,7 @@ def read_text(path: Path) -> str:
 
 
 def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
-    """A CSV with a header that has all of `columns`."""
+    """Read a CSV with a header that has all of `columns`."""
     table = parse_csv(read_text(path), path, columns)
     if table.empty:
         raise InputError(f"{path}: holds no rows")
@@ -45,16 +45,15 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
 
 
 def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataFrame:
-    """A CSV table from its text; a # and what follows it on its line are left out.
-
-    It must have all `columns`. Errors begin with `where`.
+    """Parse a CSV that must have all `columns`; on each line the part from a # on is left out. Errors begin
+    with `where`.
     """
     refuse_long_fields(text, where)
     try:
         table = pd.read_csv(io.StringIO(text), comment="#", low_memory=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
         raise InputError(f"{where}: is not a CSV with a header ({str(error).strip()[:120]})") from None
-    if not isinstance(table.index, pd.RangeIndex):  # From surplus cells pandas makes row labels.
+    if not isinstance(table.index, pd.RangeIndex):  # Pandas takes surplus cells for row labels.
         raise InputError(f"{where}: is not a CSV with a header (rows have more cells than the header)")
     refuse_other_delimiter(list(table.columns), where)
     columns = list(columns)
@@ -65,11 +64,10 @@ def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataF
 
 
 def read_text_rows(path: Path, columns: Iterable[str], expected: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a CSV with a header that has all of `columns`: the number of the line with which each ends,
-    and its texts by column, empty where the row is too short. `expected` says in an error what the file
-    should have been.
+    """Read the rows of a CSV with a header that has all of `columns`: for each the number of its last line,
+    and its texts by column, empty where the row is too short. `expected` describes a valid file for errors.
 
-    This is for texts, and for messages that name a line. `read_csv` reads numbers, and skips comments.
+    Unlike `read_csv`, this does not convert texts to numbers or skip comments.
     """
     reader = csv.DictReader(io.StringIO(read_text(path)), restval="")
     try:
@@ -78,21 +76,20 @@ def read_text_rows(path: Path, columns: Iterable[str], expected: str) -> Iterato
         for row in reader:
             yield reader.line_num, row
     except csv.Error as error:
-        # The number of lines is still 0 where the header cannot be read.
+        # If the header cannot be read, `line_num` is still 0.
         raise InputError(f"{path}, line {max(reader.line_num, 1)}: cannot be read ({error})") from None
 
 
 def read_number_column(
     table: pd.DataFrame, name: str, where: object, *, least: float = 0.0
 ) -> npt.NDArray[np.float64]:
-    """A column of numbers that are at least `least` and below LARGEST.
-
-    Raises InputError that names the first row where one is not; row 1 follows the header.
+    """A column of numbers that must be at least `least` and below LARGEST. The InputError names the first row
+    with another value; row 1 follows the header.
     """
     values = as_floats(table[name])
     bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
     if bad.size:
-        # Without `object` the cell would be shown as a type of NumPy, not as it was read.
+        # As `object`, the cell is shown as it was read, not as a type of NumPy.
         shown_value = show_value(table[name].astype(object).iloc[int(bad[0])])
         row = table.index[int(bad[0])] + 1
         bound = f"below {LARGEST:g}" if values[bad[0]] >= LARGEST else f">= {least:g}"
@@ -101,10 +98,10 @@ def read_number_column(
 
 
 def as_floats(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
-    """NaN where a value is no number, infinity where it is too large for float64."""
+    """The column as float64: NaN where a value is no number, infinity where it is too large."""
     try:
         numbers = pd.to_numeric(column, errors="coerce")
-    except OverflowError:  # A whole number may have 500 digits in Python.
+    except OverflowError:  # A whole number of hundreds of digits.
         numbers = pd.Series([_as_float(value) for value in column], dtype=np.float64)
     return np.asarray(numbers.to_numpy(dtype=np.float64, na_value=np.nan))
 

@@ -1,8 +1,8 @@
-"""Reads scrapes of a running vLLM's /metrics: one text, which counts since the server started; or two, of
-which the differences are taken; or a range of Prometheus' samples (prometheus_runs.py).
+"""Reads scrapes of a running vLLM's /metrics: one text, which counts since the server started; or two, whose
+differences are taken; or a range of Prometheus' samples (prometheus_runs.py).
 
-Means are differences of sum over differences of count. A histogram only says in which bucket a percentile
-lies: the bucket's upper edge is kept as `p99_at_most`, which is a bound and no measurement. A scrape has no
+Means are differences of sum over differences of count. A histogram tells only in which bucket a percentile
+lies: `p99_at_most` is the upper edge of that bucket, which is a bound and no measurement. A scrape has no
 time, so the rate needs --duration, or --rate or --concurrency.
 """
 
@@ -24,14 +24,15 @@ from planner.importers.vllm_metrics import LATENCIES, NAMES, OUTPUT, PROMPT
 # The histograms of each metric. Versions of vLLM differ in the names; the first that was counted is taken.
 HISTOGRAMS = {**LATENCIES, "queue": ("vllm:request_queue_time_seconds",)}
 LENGTHS = (PROMPT, OUTPUT)  # Histograms of tokens.
-# A sample `name{labels} value time`, without labels and time if need be; and one label of it.
+# A sample `name{labels} value time`, in which labels and time may be missing; and one of its labels.
 _SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)(?:\s+-?\d+)?\s*')
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\])*)"')
 
 # Values by the name of a sample and, for a bucket of a histogram, its edge; otherwise an empty text.
 Samples = dict[tuple[str, str], float]
 LEAST_RANK_ERROR = 1e-9  # A rank above a whole number by no more than this counts as that number.
-MOST_BLOCK_DIGITS, MOST_BLOCKS_DIGITS = 6, 9  # Longer numbers in a label are no sizes of a KV cache.
+# More digits of block_size, or of num_gpu_blocks, are taken for an error in the label.
+MOST_BLOCK_DIGITS, MOST_BLOCKS_DIGITS = 6, 9
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
@@ -89,12 +90,14 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
 
 
 def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
-    """The samples, summed over labels such as finished_reason, and the labels that say what was scraped."""
+    """The samples, summed over labels such as finished_reason; and the labels that name the LLM and the size
+    of its KV cache.
+    """
     samples: Samples = {}
     about: dict[str, str] = {}
     engines: set[tuple[str, str]] = set()
     for name, labels, value in samples_of(read_text(path), str(path)):
-        # A sample `_created` is the time at which a counter began, and no count.
+        # A sample `_created` is the time at which a counter began, not a count.
         if not name.startswith("vllm:") or name.endswith("_created"):
             continue
         if "cache_config_info" in name:
@@ -103,7 +106,7 @@ def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
         if name.endswith(("_bucket", "_count", "_sum")):
             engines.add((labels.get("engine", ""), labels.get("model_name", "")))
         if not 0 <= value < math.inf:
-            continue  # This is no count; a gauge that was never set is NaN.
+            continue  # Not a count: a gauge that was never set is NaN.
         key = (name, labels.get("le", "") if name.endswith("_bucket") else "")
         samples[key] = samples.get(key, 0.0) + value
     if not engines:
@@ -142,7 +145,7 @@ def histogram_statistics(samples: Samples, histogram: str) -> dict[str, float]:
     if mean is None:
         return {}
     count = samples[f"{histogram}_count", ""]
-    buckets = []  # Upper edge, and how many observations are at most so large.
+    buckets = []  # (upper edge, number of observations up to it)
     for (name, le), count_to_edge in samples.items():
         if name == f"{histogram}_bucket":
             try:
@@ -159,7 +162,7 @@ def histogram_statistics(samples: Samples, histogram: str) -> dict[str, float]:
 
 
 def _kv_tokens(labels: Mapping[str, str]) -> int | None:
-    """The tokens of an engine's KV cache; None where the labels do not say, or say nonsense."""
+    """The tokens of an engine's KV cache; None if the labels lack them or are not plausible."""
     block_tokens, blocks = labels.get("block_size", ""), labels.get("num_gpu_blocks", "")
     if not (block_tokens.isdecimal() and blocks.isdecimal()):
         return None

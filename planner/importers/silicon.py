@@ -1,4 +1,4 @@
-"""Step tables from AIConfigurator's kernel measurements ("silicon"), for which nobody needs a GPU.
+"""Step tables from AIConfigurator's kernel measurements ("silicon"), without a GPU.
 
 NVIDIA measured the kernels of vLLM (GEMM, attention, experts, all-reduce) on the GPUs of SYSTEMS. The time of
 a step of N tokens is the sum of
@@ -27,8 +27,8 @@ The tables are corrected where engines behave otherwise:
                  that one launch serves both, decodes take at least `mixed_kv_s`.
   unlike layers  LLMs with several groups of layers (`Llm.groups`) are summed in importers/silicon_config.py,
                  as AIConfigurator itself reads their config.json.
-  other nodes    on PCIe, all-reduces depend on the server: for the GPUs of ROW_REDUCES their times come from
-                 the catalog.
+  other nodes    on PCIe, the times of all-reduces depend on the server: for the GPUs of ROW_REDUCES they come
+                 from the catalog.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ WITHOUT_FP8 = ("a100-80g",)  # These GPUs have no FP8 kernels.
 # Experts in FP8 with a scale per tensor were measured untuned here: up to three times the times of 16 bits.
 UNTUNED_FP8_EXPERTS = ("h100-80g", "h200-141g")
 # By the format of weights: bytes per weight, AIConfigurator's name of the format for matrices, and its name
-# for experts. The last lacks FP8 with a scale per tensor, in which experts were measured untuned.
+# for experts. EXPERTS lacks FP8 with a scale per tensor, in which experts were measured untuned.
 BYTES = {"bf16": 2, "fp8": 1, "fp8-block": 1}
 GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
 EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}
 MOST_STEP_TOKENS = 32768  # Most prompt tokens in a step of the grid.
-# `tp_s` gives the seconds of two all-reduces per layer. Times HALF_MS these are the milliseconds of one.
+# `tp_s` gives the seconds of two all-reduces per layer; multiplied by HALF_MS, the milliseconds of one.
 HALF_MS = 500.0
 
 
@@ -125,7 +125,7 @@ def step_grid() -> Iterator[StepShape]:
 def random_steps(rng: np.random.Generator, steps: int) -> Iterator[StepShape]:
     """Steps off the grid, to check a fit on steps that it has not seen: prefills, decodes and mixed steps.
 
-    Each of their numbers is drawn log-uniformly within the grid's range, or a narrower one for mixed steps.
+    Their sizes are drawn log-uniformly within the grid's range, or a narrower one for mixed steps.
     """
 
     def draw_log_uniform(low: int, high: int) -> int:
@@ -155,12 +155,12 @@ def silicon_table(
     dp: int = 1,
     experts_of: ExpertsTimes | None = None,
 ) -> StepTable:
-    """The kernel times of those of `steps` (default: the grid) that fit context and KV cache.
+    """The kernel times of all `steps` (default: the grid) that fit into context and KV cache.
 
-    `ep` is whether every GPU has whole experts (`is_whole` says what None means). `folder` holds config.json
-    if AIConfigurator has no copy of it. With several ranks (`dp`) the experts, which they share, are left
-    out: `joint_seconds` has their time. `experts_of` is as in ConfigKernels. Raises InputError where
-    AIConfigurator lacks kernels.
+    `ep`: every GPU has whole experts (`is_whole` explains None). `folder` has the config.json if
+    AIConfigurator has no copy of it. With several ranks (`dp`) the experts, which they share, are left out:
+    `joint_seconds` has their time. `experts_of` is as in ConfigKernels. Raises InputError if AIConfigurator
+    lacks kernels.
     """
     if why := why_not_covered(llm, gpu, folder):
         raise InputError(f"{llm.name} on {gpu.name}: {why}")
@@ -188,19 +188,17 @@ def silicon_table(
 def joint_seconds(
     llm: Llm, gpu: Gpu, tp: int, tokens: Sequence[int], *, dp: int, folder: Path | None = None
 ) -> Floats:
-    """Seconds of a step of `dp` ranks, whose GPUs have whole experts, that go into experts and into sending
-    tokens there and back.
-
-    One value for each of `tokens`, which are those of all ranks together.
+    """Seconds of a step of `dp` ranks, whose GPUs have whole experts, for the experts and for sending tokens
+    to them and back: one value for each of `tokens`, the tokens of all ranks together.
     """
     kernels = _find_kernels(llm, gpu, tp, True, folder, dp)
     return np.array([kernels.joint_ms(n) for n in tokens]) / 1e3
 
 
 def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
-    """Whether each GPU has some experts whole, and not a slice of every expert: as `ep` says.
+    """Whether each GPU has some whole experts instead of a slice of every expert: as `ep` says.
 
-    With `ep` None GPUs have slices, except where these would cut through blocks of fp8, which engines of 2025
+    With `ep` None GPUs have slices, unless these would cut through blocks of fp8, which engines of 2025
     refuse.
     """
     if llm.experts == 1 or tp == 1:
@@ -218,7 +216,7 @@ def _find_kernels(
     dp: int = 1,
     experts_of: ExpertsTimes | None = None,
 ) -> Kernels | silicon_config.ConfigKernels:
-    """The kernels of an LLM. The latest are kept in memory: a table and its check need the same kernels."""
+    """The kernels of an LLM. The latest are cached, as a table and its check need the same kernels."""
     if not _is_plain(llm):
         place = folder or silicon_config.config_folder(llm)
         if place is None:
@@ -284,7 +282,7 @@ class Kernels:
         self._engine, self._experts_ms = _compile_engine(llm, system, tp, ep, dp)
         self._dispatch_ms = dispatch_ms(self._engine, llm, tp * dp) if dp > 1 else None
         try:
-            # Any lengths will do: the names and the order of the operations count, and lacking kernels raise.
+            # Any lengths will do: only names and order of the operations are used. Lacking kernels raise.
             prompts, decodes = self._engine.run_static_per_op(batch_size=1, isl=64, osl=2)
             self._experts_ms(1)  # Raises now if the experts' kernels are lacking.
         except (RuntimeError, ValueError) as error:
@@ -294,10 +292,10 @@ class Kernels:
         names = [name.removeprefix("context_") for name, *_ in prompts]
         self._prompts = [names.index("attention")]
         self._all_reduce = next(n for n, name in enumerate(names) if name in REDUCES)
-        apart = {"attention", "logits_gemm", "moe"}
+        computed_apart = {"attention", "logits_gemm", "moe"}
         if gpu.name in ROW_REDUCES or dp > 1:
-            apart |= set(REDUCES)
-        self._token_operations = [n for n, name in enumerate(names) if name not in apart]
+            computed_apart |= set(REDUCES)
+        self._token_operations = [n for n, name in enumerate(names) if name not in computed_apart]
         decode_names = [name.removeprefix("generation_") for name, *_ in decodes]
         self._decodes, self._head = [decode_names.index("attention")], [decode_names.index("logits_gemm")]
         self._tokens_ms = cache(self._compute_tokens_ms)
@@ -329,7 +327,7 @@ class Kernels:
         return float(operations[0][1]) / self._llm.layers / 1e3
 
     def _compute_tokens_ms(self, tokens: int) -> float:
-        """Time of all that depends on the tokens of a step alone [ms]; `_tokens_ms` remembers it."""
+        """Time of all that depends on the tokens of a step alone [ms]; `_tokens_ms` caches it."""
         at_most_ms = self._at_most_ms[np.searchsorted(BOUNDING_TOKENS, tokens)]
         ms = float(np.minimum(self._operation_ms(tokens), at_most_ms).sum())
         if self._dp > 1:
@@ -340,7 +338,7 @@ class Kernels:
         return ms
 
     def _attention_reduces_ms(self, tokens: int) -> float:
-        """Time of the all-reduces after attention [ms], over the GPUs of a rank. None comes after experts."""
+        """Time of the all-reduces after attention [ms], over the GPUs of a rank. Experts have none."""
         if self._tp == 1:
             return 0.0
         if self._gpu.name in ROW_REDUCES:

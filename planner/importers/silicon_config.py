@@ -1,8 +1,9 @@
 """Kernel times of LLMs whose layers differ, from AIConfigurator, which reads their config.json itself. It is
 optional, so it is imported on use.
 
-Operations of tokens depend on a step's tokens alone (matrices, norms, experts, all-reduces), operations of
-sequences also on contexts (attention of any kind, states). The time of a step of N tokens is the sum of
+The time of "operations of tokens" depends on a step's tokens alone (matrices, norms, experts, all-reduces),
+that of "operations of sequences" also on contexts (attention, states). The time of a step of N tokens is the
+sum of
 
     operations of tokens, at N tokens, and the output head, at a row per prompt and per decode
     operations of sequences, for the prompts and for the decodes
@@ -71,7 +72,7 @@ PLAIN = {"ContextAttention": "MlaModuleContext", "GenerationAttention": "MlaModu
 # Ends of the names of matrices that a measured attention module includes.
 LATENT_PARTS = ("downscale_gemm", "q_b_proj_gemm", "kv_b_proj_gemm", "_proj_gemm")
 MOST_SHARED_STREAM_TOKENS = 256  # vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD.
-LAUNCHED_FRAC = 0.5  # See "launches" above: a smaller excess counts as an error of measurement.
+LAUNCHED_FRAC = 0.5  # A smaller excess ("launches" above) counts as an error of measurement.
 SAME_FRAC = 0.01  # Weights of the same formats differ in bytes by less than this.
 # Formats of dense matrices that were measured without CUDA graphs -> the format whose times are used instead.
 WITHOUT_GRAPHS = {"fp8_block": "fp8"}
@@ -167,7 +168,7 @@ class ConfigKernels:
             self.step_ms(StepShape(prompts=1, new=64, cached=0, decodes=1, context=64))
         except LACKING as error:
             why = str(error)
-            # AIConfigurator's messages go on with dictionaries, paths and lists, which do not help our users.
+            # AIConfigurator's messages end in dictionaries, paths and lists, which do not help users.
             for end in ("{", " at /", ", which", " Supported architectures"):
                 why = why.split(end)[0]
             why = why.strip().rstrip(".")
@@ -245,15 +246,15 @@ class ConfigKernels:
         return [each for each in context if _kind_of(each) == "Moe"]
 
     def _compute_tokens_ms(self, tokens: int) -> float:
-        """Time of all that depends on the tokens of a step alone [ms]; `_tokens_ms` remembers it."""
+        """Time of all that depends on the tokens of a step alone [ms]; `_tokens_ms` caches it."""
         at_most_ms = self._at_most_ms[np.searchsorted(BOUNDING_TOKENS, tokens)]
         each_ms = np.minimum(self._operation_ms(tokens), at_most_ms)
         shared_ms = float(each_ms[self._is_shared].sum())
         experts_ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
         is_parallel = tokens <= MOST_SHARED_STREAM_TOKENS
         if self._dp > 1:
-            # `joint_ms` has the time of the routed experts, for the tokens of all ranks. Only the time by
-            # which shared experts take longer than these is added here.
+            # `joint_ms` has the time of the routed experts, for the tokens of all ranks. Added here is only
+            # the excess of the shared experts over it.
             ms = max(shared_ms - experts_ms, 0.0) if is_parallel else shared_ms
         else:
             ms = max(shared_ms, experts_ms) if is_parallel else shared_ms + experts_ms
@@ -294,17 +295,17 @@ class ConfigKernels:
         return excess_ms if excess_ms > LAUNCHED_FRAC * least_ms else 0.0
 
     def _parts_ms(self, decodes: int) -> float:
-        """Time of the parts of latent attention [ms], one by one, for `decodes` sequences of one token."""
+        """Sum of the times of the parts of latent attention [ms], for `decodes` sequences of one token."""
         return sum(
             _sum_ms(self._engine.evaluate_ops_json(part, is_context=False, batch_size=decodes, s=1))
             for part in self._parts
         )
 
-    def _decodes_ms(self, which: list[int], decodes: int, context: int) -> float:
+    def _decodes_ms(self, operations: list[int], decodes: int, context: int) -> float:
         """Time of these operations [ms] for `decodes` sequences that each attend to `context` + 1 tokens."""
-        if not which:
+        if not operations:
             return 0.0
-        return _sum_ms(self._engine.evaluate_generation_ops(which, batch_size=decodes, s=context))
+        return _sum_ms(self._engine.evaluate_generation_ops(operations, batch_size=decodes, s=context))
 
 
 def least_of_more_tokens(operation_ms: Callable[[int], Floats]) -> Floats:
@@ -514,7 +515,9 @@ def _is_of_sequences(operation: Operation) -> bool:
 
 
 def _as_graphed(operation: Operation) -> Operation:
-    """A matrix in the format that was measured inside CUDA graphs (WITHOUT_GRAPHS); others as they are."""
+    """A matrix in the format that was measured inside CUDA graphs (WITHOUT_GRAPHS); any other operation
+    unchanged.
+    """
     kind = _kind_of(operation)
     fields = operation[kind]
     if kind != "Gemm":

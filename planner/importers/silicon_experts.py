@@ -117,10 +117,10 @@ def experts_ms(
 ) -> float:
     """Milliseconds of all experts, of which each token visits the share `share`.
 
-    Tokens of many sequences choose experts evenly and independently, so some choose the same. In the table's
-    even routing no two tokens share an expert before all are in use. So the time of reading weights is looked
-    up at the smaller number of tokens that use as many experts there, and the computing time of the other
-    tokens is added.
+    Tokens of many sequences choose experts evenly and independently, so some choose the same expert. In the
+    table's even routing no two tokens share an expert before all are in use. So the time of reading weights
+    is looked up at the smaller number of tokens that use as many experts in the table, and the computing time
+    of the other tokens is added.
 
     Steps of more than MOST_DECODES tokens hold prompts, which prefer some experts: they take at least the
     power law's time. Smaller steps take at most that time if decodes do not choose evenly (`is_even` False).

@@ -32,13 +32,11 @@ DPS = (2, 4, 8)  # Data-parallel ranks of a worker on one node.
 # The tokens of a step at which the times of shared experts are computed, the corners of the fit: 1, 2, 3, 4,
 # 6, 8, 12 and so on to 98,304.
 JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))
-OFF_GRID_STEPS = (
-    900  # Each fit is compared with this many random steps, which are not in its table; set by hand.
-)
+OFF_GRID_STEPS = 900  # Each fit is compared with this many random steps off its table; set by hand.
 # A fit whose mean error is larger is not written, so that the roofline is used. The error is that on the
 # fit's own table; with data-parallel ranks it is that on the random steps. The limit is set by hand.
 WORST_MAPE_FRAC = 0.08
-NO_MEMORY = "does not fit into memory"  # The end of a reason in `left_out`; other modules know it by this.
+NO_MEMORY = "does not fit into memory"  # The end of a reason in `left_out`, which other modules look for.
 SOURCE = f"vLLM kernel times in aiconfigurator-core {silicon.VERSION} (NVIDIA, Apache-2.0); docs/models.md"
 BASIS = f"silicon: AIConfigurator {silicon.VERSION} kernel times, without host overhead"
 
@@ -92,8 +90,8 @@ def silicon_fits(
                 rows.append(_fitted_row(llm, gpu, tp, ep, folder, experts_of))
             except InputError as error:
                 left_out.append(str(error))
-        # Shared experts take less memory of each GPU, so ranks may fit where one worker does not. Those that
-        # do not fit either have no reason of their own in `left_out`.
+        # Shared experts take less memory of each GPU, so ranks may fit where one worker does not. Ranks that
+        # do not fit get no reason of their own in `left_out`.
         rank_choices = _rank_choices(llm, gpu, tp) if experts_of is None else ()
         for dp, all2all in rank_choices:
             try:
@@ -116,7 +114,7 @@ def ranks_latency(own: StepLatency, joint_s: silicon.Floats) -> StepLatency:
     knots = np.array(JOINT_TOKENS, dtype=float)
     # Some measured times are below those of fewer tokens, but more tokens cannot really take less time.
     joint_s = np.maximum.accumulate(joint_s)
-    # `f_s` has the time without `h_s`, the host's seconds per step, which `step_s` adds.
+    # `step_s` adds the host's seconds per step, `h_s`, which `f_s` must not have.
     own_s = np.asarray(own.step_s(knots)) - own.h_s
     return dataclasses.replace(
         own,

@@ -1,14 +1,15 @@
 """The time of gpt-oss's experts in Marlin's kernel, from the kernel tables that silicon.py explains.
 
-By default vLLM has gpt-oss's experts computed by Triton on Hopper, with VLLM_MXFP4_USE_MARLIN=1 by Marlin,
-which reads weights faster and multiplies more slowly. AIConfigurator measured Marlin in mxfp4 for the experts
-of Kimi-K3 alone, which are about as wide (3072 by 3584 weights; gpt-oss's are 2880 by 2880). A kernel does as
-much for each weight of an expert where each expert has as many tokens:
+On Hopper vLLM computes gpt-oss's experts with Triton by default, and with VLLM_MXFP4_USE_MARLIN=1 with
+Marlin, which reads weights faster and multiplies more slowly. AIConfigurator measured Marlin in mxfp4 only
+for the experts of Kimi-K3, which are about as wide (3072 by 3584 weights; gpt-oss's are 2880 by 2880). A
+kernel takes as long for each weight of an expert if each expert has as many tokens:
 
     t(N) = t0 + w (t'(N') - t0')      N' = N (k / E) / (k' / E')      w = E h i / (E' h' i')
 
-t are milliseconds of a layer for N tokens, each of which chooses k of E experts of h by i weights; Kimi-K3's
-have a prime. t0 is what launches and the sorting of tokens by experts take: the least time of either table.
+t are milliseconds of a layer for N tokens, each of which chooses k of E experts of h by i weights; the
+symbols of Kimi-K3 have a prime. t0 is the time of launches and of sorting tokens by experts: the least time
+of either table.
 """
 
 from collections.abc import Mapping
@@ -18,10 +19,10 @@ from planner.importers.silicon_experts import MsByTokens
 from planner.importers.silicon_nodes import experts_by_routing, format_tables, interpolate_times, table_times
 from planner.models.llm import Llm
 
-VLLM_VERSION = "0.24.0"  # In which the tables were measured.
-FORMAT = "w4a16_mxfp4"  # AIConfigurator's name.
+VLLM_VERSION = "0.24.0"  # The version in which the tables were measured.
+FORMAT = "w4a16_mxfp4"  # AIConfigurator's name of the format.
 TOPK, EXPERTS, HIDDEN, WIDTH = 16, 896, 3584, 3072  # k', E', h', i'
-SHAPE = ("topk", "num_experts", "hidden_size", "inter_size")  # Of the experts; a table's keys, in this order.
+SHAPE = ("topk", "num_experts", "hidden_size", "inter_size")  # The keys of a table, the outermost first.
 
 
 def marlin_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> MsByTokens:
@@ -47,6 +48,6 @@ def marlin_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> MsB
 
 
 def _least_ms(splits: Mapping[int, Mapping[int, Any]]) -> float:
-    """The least time of a table by the GPUs that share slices, then whole experts."""
+    """The least time of a table, whose keys are GPUs that share slices, and GPUs that share whole experts."""
     times = (table_times(by_tokens) for by_whole in splits.values() for by_tokens in by_whole.values())
     return min(min(each.values()) for each in times)

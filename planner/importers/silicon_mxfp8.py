@@ -1,7 +1,7 @@
 """The time of experts in mxfp4 with activations in mxfp8, from the kernel tables that silicon.py explains.
 
-By default vLLM multiplies mxfp4 in 16 bits on Blackwell; with VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1 it has
-FlashInfer multiply in 8, on tensor cores twice as fast. AIConfigurator measured that kernel in SGLang alone.
+By default vLLM multiplies mxfp4 in 16 bits on Blackwell; with VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1 it uses
+FlashInfer, which multiplies in 8 bits, twice as fast. AIConfigurator measured that kernel only in SGLang.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ from planner.importers.silicon_experts import MsByTokens
 from planner.importers.silicon_nodes import experts_by_routing, format_tables, interpolate_times, table_times
 from planner.models.llm import Llm
 
-SGLANG_VERSION = "0.5.14"  # In which the tables were measured.
-FORMAT = "w4a8_mxfp4_mxfp8"  # AIConfigurator's name.
+SGLANG_VERSION = "0.5.14"  # The version in which the tables were measured.
+FORMAT = "w4a8_mxfp4_mxfp8"  # AIConfigurator's name of the format.
 
 
 def mxfp8_operation_ms(operation: dict[str, Any], system: str, llm: Llm) -> MsByTokens:

@@ -64,7 +64,7 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> MsByTokens:
     system, layers = NODE_SYSTEMS[gpu.name], experts_layers(llm)
     is_low = kind == LOW_LATENCY
     exchange_ms = interpolate_times(measured_exchange_ms(system, nodes, kind))
-    even_ms, uneven_ms = (_experts_ms(system, gpus, is_low, choice) for choice in (EVEN, POWER_LAW))
+    even_ms, uneven_ms = (_experts_ms(system, gpus, is_low, routing) for routing in (EVEN, POWER_LAW))
     if is_low:
         # Decodes are of many sequences, which choose experts evenly. `experts_ms` takes the uneven times for
         # steps that are so large that they hold prompts.
@@ -84,20 +84,20 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> MsByTokens:
 @cache
 def measured_exchange_ms(system: str, nodes: int, kind: All2All) -> Mapping[int, float]:
     """Milliseconds that tokens of one layer take to the experts and back, by the tokens of each GPU, as
-    measured on `system` (AIConfigurator's name). InputError where AIConfigurator is not installed.
+    measured on `system` (AIConfigurator's name). Raises InputError if AIConfigurator is not installed.
     """
     is_low = kind == LOW_LATENCY
     table = kernel_table(
         system, "sglang", DEEPEP_VERSION, "_wideep_deepep_ll_data" if is_low else "_wideep_deepep_normal_data"
     )
-    of_shape = table[nodes][HIDDEN][TOPK][EXPERTS]
-    measured_us = table_times(of_shape if is_low else of_shape[NUM_SMS])  # DeepEP's tables are in us.
+    shape_table = table[nodes][HIDDEN][TOPK][EXPERTS]
+    measured_us = table_times(shape_table if is_low else shape_table[NUM_SMS])  # DeepEP's tables are in us.
     return {tokens: exchange_us / 1e3 for tokens, exchange_us in measured_us.items()}
 
 
 @cache
-def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> MsByTokens:
-    """Time of a layer's experts [ms] by the tokens on all GPUs; `choice` is EVEN or POWER_LAW."""
+def _experts_ms(system: str, gpus: int, is_low: bool, routing: str) -> MsByTokens:
+    """Time of a layer's experts [ms] by the tokens on all GPUs; `routing` is EVEN or POWER_LAW."""
     table = kernel_table(
         system,
         "sglang",
@@ -106,13 +106,13 @@ def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> MsByTokens
     )
     # FORMAT is "fp8_block" in the tables, behind a prefix.
     of_format = next(format_table for name, format_table in table.items() if str(name).endswith("fp8_block"))
-    return interpolate_times(table_times(of_format[choice][TOPK][EXPERTS][HIDDEN][WIDTH][TP][gpus]))
+    return interpolate_times(table_times(of_format[routing][TOPK][EXPERTS][HIDDEN][WIDTH][TP][gpus]))
 
 
 @cache
 def kernel_table(system: str, engine: str, version: str, name: str) -> Mapping[Any, Any]:
-    """AIConfigurator's table of this name of a version of `engine` (its name there), in nested keys.
-    InputError where AIConfigurator is not installed.
+    """AIConfigurator's table of this `name` for a version of an engine, with nested keys. Raises InputError
+    if AIConfigurator is not installed.
     """
     try:
         from aiconfigurator_core.sdk import perf_database
@@ -134,8 +134,9 @@ def format_tables(system: str, engine: str, version: str, name: str) -> Mapping[
 def experts_by_routing(
     fields: Mapping[str, Any], llm: Llm, layer_ms: Callable[[str], MsByTokens], lacks: str
 ) -> MsByTokens:
-    """Milliseconds of all layers' experts that AIConfigurator describes by these fields; `layer_ms` gives
-    those of a layer from the table of a routing. InputError with the message `lacks` if a table is missing.
+    """Milliseconds of the experts of all layers, which AIConfigurator describes by `fields`. `layer_ms` gives
+    those of one layer, from the table of a routing. Raises InputError with the message `lacks` if a table is
+    missing.
     """
     try:
         one_layer_ms = layer_ms("balanced"), layer_ms(fields["workload_distribution"])
@@ -152,14 +153,14 @@ def _of_layers(layer_ms: MsByTokens, layers: float) -> MsByTokens:
 
 
 def table_times(by_tokens: Mapping[Any, Any]) -> dict[int, float]:
-    """The latencies of a table whose one key left is the number of tokens, by that number."""
+    """The latencies of a table whose only key is the number of tokens, by that number."""
     return {int(tokens): float(row["latency"]) for tokens, row in by_tokens.items()}
 
 
 def interpolate_times(by_tokens: Mapping[int, float]) -> MsByTokens:
     """Time by the number of tokens: straight lines between the measured sizes, never falling.
 
-    The slope of the last two sizes goes on beyond them; below the smallest size the time is constant.
+    The slope of the last two sizes continues beyond them; below the smallest size the time is constant.
     """
     sizes = np.array(sorted(by_tokens), dtype=float)
     times_ms = np.maximum.accumulate(np.array([by_tokens[int(size)] for size in sizes]))

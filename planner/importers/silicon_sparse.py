@@ -3,8 +3,8 @@
 In sparse attention an index chooses the tokens that a token looks at. A layer was measured with its
 projections and its index, for B prompts of L tokens: decodes in CUDA graphs, prompts without. In the tables
 prompts of up to some 2000 tokens take 1.2 to 2.4 ms, with one head as with 128, and 2.3 to 4.3 ms on the same
-GPU with a Grace CPU. This is the time in which kernels are launched, not that of the kernels. We assume that
-the kernels of a layer take
+GPU with a Grace CPU. This is the time in which kernels are launched, not that of the kernels. The kernels of
+a layer are taken to need
 
     t = o + B (w(c + n) - w(c))     B prompts of n new tokens after c cached ones
     o                               the decode of one token: weights are read once
@@ -81,7 +81,7 @@ class SparsePrompts:
         return self._one_decode_ms + prompts * (self._prompt_ms(cached + new) - self._prompt_ms(cached))
 
     def _prompt_ms(self, length: int) -> float:
-        """w(length): milliseconds of a whole prompt, without what a step takes once."""
+        """w(length): milliseconds of a whole prompt, without the time o that a step needs once."""
         if length > MOST_TOKENS:
             return float(np.polyval(self._parabola, length))
         return float(np.interp(length, self._lengths, self._whole_ms))

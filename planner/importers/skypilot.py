@@ -5,10 +5,10 @@ The catalogs are files of github.com/skypilot-org/skypilot-catalog, catalogs/vN/
     InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
     gpu_8x_h100_sxm5,H100,8.0,208.0,1800.0,31.92,us-east-1,"{'Gpus': [{'Name': 'H100', ...",
 
-A row's price is that of the whole instance. For each GPU we take the instances with the most GPUs, because
-workers of any TP degree fit on them, and of these the cheapest region. SkyPilot's names differ from those of
-catalogs/gpus.yaml: its A100 has 40 GB, and one name may stand for an SXM and a PCIe card, which GpuInfo tells
-apart.
+A row's price is that of the whole instance. The price of a GPU is taken from the instances with the most
+GPUs, because workers of any TP degree fit on them, and of these from the cheapest region. SkyPilot's names
+differ from those of catalogs/gpus.yaml: its A100 has 40 GB, and one name may stand for an SXM and a PCIe
+card, which GpuInfo tells apart.
 """
 
 import math
@@ -115,10 +115,10 @@ def read_prices(
             term: _read_price_or_count(row.get(column) or "", f"{path}, line {number}: {column}")
             for term, column in columns
         }
-        if prices["on-demand"] is None:  # The instance is only sold as spot, if at all.
+        if prices["on-demand"] is None:  # The instance is sold on spot alone, or not at all.
             without_price += 1
         for term, usd_per_h in prices.items():
-            if usd_per_h is not None and usd_per_h > 0:  # A price of 0 is left out.
+            if usd_per_h is not None and usd_per_h > 0:  # A price of 0 means that there is none.
                 instance_price = _InstancePrice(row["InstanceType"], gpus, usd_per_h / gpus, row["Region"])
                 rows_by_term.setdefault((gpu, term), []).append(instance_price)
     if not rows_by_term:

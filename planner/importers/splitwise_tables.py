@@ -38,8 +38,8 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     read_number_column(table, "tensor_parallel", path, least=1)
     gpu_of_hardware = {hardware: gpu for gpu, hardware in HARDWARE.items()}
 
-    # A row whose LLM or GPU the catalog does not know may be the requested one too. It is taken only if no
-    # row has more names that the catalog knows.
+    # A row whose LLM or GPU is not in the catalog may be the requested one too. It is chosen only if no other
+    # row has more names of the catalog.
     chosen, available = [], []
     groups = table[["model", "hardware", "tensor_parallel"]].drop_duplicates()
     wanted_llm = catalog.llm(stated.llm).name if stated.llm else None

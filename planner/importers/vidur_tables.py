@@ -1,7 +1,7 @@
-"""Step tables of Vidur: added up from its profiles (mlp.csv, attention.csv, all_reduce.csv), or from steps
-that Vidur computed.
+"""Step tables of Vidur: computed from its profiles (mlp.csv, attention.csv, all_reduce.csv), or read from
+steps that Vidur computed.
 
-The time of a step of N tokens is, as Vidur adds it up,
+Vidur computes the time of a step of N tokens as
 
     t = layers * ( sum of 9 ops (N) + attention + [TP > 1] 2 (all_reduce(N) + 0.02 ms launch) )
 

@@ -1,6 +1,7 @@
-"""`vllm bench latency --output-json`: how long one batch takes, from all prompts sent to the last token.
+"""Reads `vllm bench latency --output-json`: how long one batch takes, from all prompts sent to the last
+token.
 
-The file holds {avg_latency, latencies, percentiles} and no lengths: options give them. The time is that of
+The file has {avg_latency, latencies, percentiles} and no lengths, which options give. A latency is that of
 the last request of the batch to finish, so it is the largest E2E of a closed loop as large as the batch.
 """
 
@@ -16,7 +17,7 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
 from planner.importers.foreign_fields import StatedSetup
 
-MARKS = ("avg_latency", "latencies")  # Keys by which the importers recognize such a file.
+MARKS = ("avg_latency", "latencies")  # Keys by which such a file is recognised.
 FEW_ITERATIONS = 3  # With fewer timed batches the run has a note.
 
 
@@ -48,7 +49,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
                     requests=shape["requests"],
                     input_tokens=(shape["input_tokens"],),
                     output_tokens=(shape["output_tokens"],),
-                    # Each is the largest E2E of one batch; the mean is over batches.
+                    # Each latency is the largest E2E of one batch; this is the mean over batches.
                     latency_s={"e2e": {"max": float(np.mean(latencies))}},
                     concurrency=shape["requests"],
                     notes=notes,

@@ -5,8 +5,8 @@ the number in flight (running or waiting). A prefill and a decode worker both co
 share, the prefill worker after one token. So TTFT is taken from prefill workers, everything else from decode
 workers: there a request arrives once it is handed over.
 
-Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32). Where versions name a
-metric differently, the newer name comes first below.
+Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32). If versions have different
+names for a metric, the newer name comes first below.
 """
 
 import math
@@ -46,14 +46,14 @@ NAMES = (
     *(FINISHED, RUNNING, WAITING, PREEMPTED, *KV_USE, *HITS, *QUERIES),
     *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "count", "sum")),
 )
-# All answers of a prefill worker have one token; an engine with a mean below this is taken for such a worker.
-# Half way to two tokens.
+# All answers of a prefill worker have one token. An engine whose mean is below this, half way to two tokens,
+# is taken for such a worker.
 _PREFILL_TOKENS = 1.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveTraffic:
-    """What a deployment did in N windows between `edges_s` (N + 1,), Unix time [s].
+    """The load and the latencies of a deployment in N windows between `edges_s` (N + 1,), Unix time [s].
 
     Arrays are (N,), NaN if unknown. `arrived` and `finished` are numbers of requests, `input_tokens` and
     `output_tokens` sums over finished requests. Prefix caches looked up `queried_tokens` and had `hit_tokens`
@@ -98,12 +98,12 @@ def live_traffic(
     model: str | None = None,
     is_disaggregated: bool = False,
 ) -> LiveTraffic:
-    """What the deployment did in windows of `every_s`.
+    """The load and the latencies of a deployment in windows of `every_s`.
 
-    `model` is the label model_name of the LLM, or None if there is only one. `is_disaggregated` says that the
-    fleet has prefill and decode workers.
+    `model` is the label model_name of the LLM, or None if there is only one. `is_disaggregated`: the fleet
+    has prefill and decode workers.
 
-    Raises InputError if the LLM `model` is not in the series, or is None and they are of several; if the
+    Raises InputError if the series do not have `model`; if it is None and they are of several LLMs; if the
     metrics that count requests are missing; and if no window is whole.
     """
     series, model = _select_model(series, model)
@@ -142,7 +142,7 @@ def live_traffic(
         output_tokens=increase_of(f"{OUTPUT}_sum"),
         queried_tokens=increase_of(*QUERIES),
         hit_tokens=increase_of(*HITS),
-        # `mean_gauge` adds instances up; one that is there for half of a window has half of its value.
+        # `mean_gauge` adds instances up; an instance that exists for half of a window adds half its value.
         kv_use_frac=mean_gauge(kv_use, edges_s) / np.where(workers > 0, workers, 1.0),
         running=mean_gauge(level[RUNNING], edges_s),
         waiting=mean_gauge(level[WAITING], edges_s),
@@ -224,14 +224,15 @@ def _prefill_instances(series: Iterable[PrometheusSeries], edges_s: Floats) -> f
 def _rise_of_level(series: Sequence[PrometheusSeries], edges_s: Floats) -> Floats:
     """The rise of a gauge in each interval (N,), summed over instances.
 
-    Where samples are missing it is 0; the interval in which they return has the whole rise since the last.
+    Where samples are missing it is 0; the interval in which they return has the whole rise since the last
+    sample.
     """
     total = np.zeros(len(edges_s) - 1)
     for row in series:
         is_number = np.isfinite(row.values)
         if is_number.sum() > 1:
             t_s, values = row.t_s[is_number], row.values[is_number]
-            # From the last sample before each edge to that before the next.
+            # The rise from the last sample before an edge to the last sample before the next edge.
             total += np.diff(values[np.maximum(np.searchsorted(t_s, edges_s, side="right") - 1, 0)])
     return total
 
@@ -247,7 +248,7 @@ def _interval_histograms(
     for key, candidates in names.items():
         for name in candidates:
             histogram = interval_histogram(series_of.get(key, serving), name, edges_s)
-            # A later name is read too, which refuses faulty buckets, but is not used.
+            # Later names are read too, to refuse faulty buckets, but not used.
             if histogram is not None and key not in histograms:
                 histograms[key] = histogram
     return histograms

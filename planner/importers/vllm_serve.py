@@ -22,9 +22,9 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import ENGINE_KEYS, MeasuredRun, MeasuredRuns, with_stated_load
 from planner.importers.foreign_fields import StatedSetup
 
-# Keys by which the importers recognize such a file.
+# Keys by which such a file is recognised.
 MARKS = ("completed", "total_input_tokens", "total_output_tokens", "request_throughput")
-# Our names of vLLM's metrics.
+# vLLM's names of metrics -> ours.
 NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "tbt", "e2el": "e2e"}
 _SUMMARY = re.compile(r"(mean|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 
@@ -41,7 +41,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
         for i, row in enumerate(rows):
             name = file if len(rows) == 1 else f"{file}[{i}]"
             result = check_mapping(row, f"{path}: item {i}")
-            # A sweep writes its parameters as they were given, so with dashes too.
+            # A sweep writes its parameters as the user typed them, perhaps with dashes.
             documents.append((name, {str(key).replace("-", "_"): value for key, value in result.items()}))
     setups = {
         foreign_fields.read_setup(
@@ -62,7 +62,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
             f"vllm-bench-serve: the runs are of different engines ({engines}); import each apart"
         )
     llm, gpu, tp = setups.pop()
-    # A load that the command line states wins over the file's.
+    # A load on the command line replaces that of the file.
     runs = tuple(with_stated_load(_parse_run(name, row), stated) for name, row in documents)
     return MeasuredRuns(llm, gpu, tp, f"vllm bench serve, {foreign_fields.list_files(files)}", runs)
 
@@ -75,7 +75,7 @@ def _parse_run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
     failed = foreign_fields.read_count(row.get("failed") or 0, f"{name}: failed", least=0)
     notes: list[str] = []
     if isinstance(row.get("ttfts"), list) and isinstance(row.get("output_lens"), list):
-        requests, lengths, latency, start_s, remarks = _detailed(name, row, failed)
+        requests, lengths, latency, start_s, remarks = _from_requests(name, row, failed)
     else:
         requests, start_s = completed, ()
         # A summary has no lengths but their means, so every request counts as one of the mean lengths.
@@ -90,7 +90,7 @@ def _parse_run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
             failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
         )
     notes += remarks
-    concurrency, rate_rps, arrival_s = _load(name, row, requests, start_s, notes)
+    concurrency, rate_rps, arrival_s = _parse_load(name, row, requests, start_s, notes)
     engine = {
         key: foreign_fields.read_count(row[key], f"{name}: {key}")
         for key in ENGINE_KEYS
@@ -113,11 +113,12 @@ def _parse_run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
     )
 
 
-def _load(
+def _parse_load(
     name: str, row: Mapping[str, Any], requests: int, start_s: tuple[float, ...], notes: list[str]
 ) -> tuple[int | None, float | None, tuple[float, ...]]:
     """The load as (concurrency, rate, start times): concurrency alone for a closed loop; for an open one the
-    rate, or `start_s` if starts were recorded. `notes` gets what is not modelled of the load.
+    rate, or `start_s` if starts were recorded. Remarks on features of the load that are not modelled are
+    added to `notes`.
     """
     rate = row.get("request_rate")
     rate_rps = math.inf
@@ -127,7 +128,7 @@ def _load(
     concurrency = None if limit is None else foreign_fields.read_count(limit, f"{name}: max_concurrency")
     if rate_rps == math.inf:
         return min(concurrency or requests, requests), None, ()  # Without a limit all requests come at once.
-    if start_s:  # The recorded starts show what a limit of concurrency and burstiness did.
+    if start_s:  # The recorded starts include the effects of a limit of concurrency and of burstiness.
         return None, None, start_s
     if concurrency is not None:
         notes.append(f"the limit of {concurrency} requests in flight is not modelled beside a rate")
@@ -148,7 +149,7 @@ def _summary_latency(name: str, row: Mapping[str, Any]) -> dict[str, dict[str, f
     return latency
 
 
-def _detailed(
+def _from_requests(
     name: str, row: Mapping[str, Any], failed: int
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...], tuple[str, ...]]:
     """The number of requests that finished, their lengths, statistics of their latencies [s], their start
@@ -183,7 +184,7 @@ def _detailed(
     ]
     if not finished:
         raise InputError(f"{name}: no request finished; there is nothing to import")
-    # From the first token of each request to its last.
+    # The time from the first token of each request to its last.
     decoding_s = [sum(gaps[i]) for i in finished]
     output_tokens = [columns["output_lens"][i] for i in finished]
     ttft_s = [columns["ttfts"][i] for i in finished]
