@@ -275,9 +275,7 @@ def _parse_seconds(section: Section, key: str, default: float | None = None) -> 
 def _parse_first_token(section: Section, default: FirstToken) -> FirstToken:
     value = section.get("first_token", default)
     check_one_of(value, FIRST_TOKENS, section.path_of("first_token"))
-    return (
-        "decode" if value == "decode" else "prefill"
-    )  # The type checker does not know `value` as a literal.
+    return "decode" if value == "decode" else "prefill"  # For the type checker, `value` is no literal.
 
 
 def _parse_version(value: object, where: str) -> str:

@@ -338,9 +338,9 @@ class PlanQuestion:
         )
 
     def stock_of(self, gpu: Gpu, worker_gpus: Collection[int] = ()) -> int | None:
-        """How many of a GPU there are, in whole nodes if it is sold so; None: as many as needed. If all
-        workers have the same number of GPUs (`worker_gpus`), GPUs of rented nodes that no worker fits on do
-        not count.
+        """How many of a GPU there are, in whole nodes if it is sold by the node; None: as many as needed. If
+        all workers have the same number of GPUs (`worker_gpus`), the GPUs that remain on a rented node beside
+        whole workers do not count.
         """
         stock, node = self.stock.get(gpu.name), node_of(self._as_paid(gpu))
         if stock is None or node is None:
@@ -367,9 +367,8 @@ class PlanQuestion:
 
     @property
     def is_of_agents(self) -> bool:
-        """Whether described agents send the requests, to engines with prefix caches.
-
-        Such a question is recognised by this: it alone does not compare with fleets without caches.
+        """Whether described agents send the requests, to engines with prefix caches. Only such questions do
+        not compare with fleets without caches.
         """
         return not self.policies.compares_without_caches
 
@@ -777,9 +776,8 @@ def _parse_prices(
             for key in ("on_demand", "reserved")
             if key in price_section
         }
-        if (
-            uninterrupted
-        ):  # A plan runs around the clock, so it uses all that it reserves: the cheaper counts.
+        if uninterrupted:
+            # A plan runs around the clock, so it uses all that it reserves: the cheaper counts.
             cheaper_key = min(uninterrupted, key=lambda key: uninterrupted[key])
             prices[name] = uninterrupted[cheaper_key]
             if cheaper_key == "reserved":
