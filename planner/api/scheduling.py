@@ -34,9 +34,7 @@ from planner.units import count_text, parse_quantity
 
 MarketLike: TypeAlias = "Market | KeysAndValues | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
-PEAK_LIMIT_S = (
-    20.0  # The time limit for the fleet for the peak, which a schedule is compared with. Set by hand.
-)
+PEAK_LIMIT_S = 20.0  # The time limit for planning the fleet for the peak. Set by hand.
 LEAST_WINDOW_S = 1.0
 
 

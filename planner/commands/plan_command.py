@@ -459,6 +459,7 @@ def _print_prefixes(plan: Plan) -> None:
 
 def _print_written(out: Path, written: tuple[str, ...]) -> None:
     """Print the files in `out` that were written; of files in a subfolder only the subfolder."""
+    # "manifests/" of "manifests/ray/serve.yaml".
     names = dict.fromkeys("".join(name.partition("/")[:2]) for name in written)
     print_lines(f"written to {out}: {', '.join(names)}")
 

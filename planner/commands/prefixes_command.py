@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.traffic.prefixes import PrefixSummary
     from planner.traffic.trace import Trace
 
-MOST_ROWS = 20  # Prints at most this many placed prefixes, the most requested first; chosen by hand.
+MOST_ROWS = 20  # At most this many placed prefixes are printed, the most requested first; chosen by hand.
 
 
 def plan_prefixes(
