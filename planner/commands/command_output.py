@@ -134,9 +134,7 @@ class Progress:
 
     def wall_per_cpu(self) -> float:
         """Wall-clock seconds per second of CPU time so far: more than 1 if other work shares the cores."""
-        if (
-            began_s is None
-        ):  # Another program runs the command in its process, whose CPU time would count too.
+        if began_s is None:  # The command runs within another program, whose CPU time would count too.
             return 1.0
         return min(max(self.taken_s() / time.process_time(), 1.0), MOST_WALL_PER_CPU)
 

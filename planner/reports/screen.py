@@ -945,9 +945,7 @@ def _counts_text(plan: Plan, worker_counts: tuple[int, ...]) -> str:
         for count, (pool, label) in zip(worker_counts, labelled, strict=True)
     ]
     of_pools = f" ({' + '.join(parts)})" if len(parts) > 1 else ""
-    counts = iter(
-        worker_counts
-    )  # These are of the running pools alone, so a pool without workers is skipped.
+    counts = iter(worker_counts)  # Of the running pools only: a pool without workers is skipped below.
     pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)
     fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h
     is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < SAME_USD

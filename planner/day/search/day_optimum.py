@@ -11,8 +11,7 @@ There are three sources of cuts:
                from there on. So these few steps explain the failure. Each size in them is raised as far as
                the window still fails: at least one size must be larger
     excluded   a sequence that was simulated; or a sequence with the same ready workers, because a worker
-    stays
-               in gaps shorter than a start-up (`pool_sizes.ready_workers_at_no_cost`)
+               stays in gaps shorter than a start-up (`pool_sizes.ready_workers_at_no_cost`)
 
 A sequence that fails is repaired with more workers in the windows that fail, so that a good sequence is known
 early. The search ends where the master's bound reaches the best bill. The bound rests on one assumption,
@@ -253,9 +252,7 @@ def _next_sequence(search: _DaySearch) -> Ints | None:
 
 def _raise_none_found(search: _DaySearch) -> NoReturn:
     """Raise the error that the search found no sequence that holds: InfeasibleError if there is none."""
-    if (
-        search.bound_usd == math.inf
-    ):  # The master has no solution: no sequence within the stock keeps all cuts.
+    if search.bound_usd == math.inf:  # The master has no solution: none in the stock keeps all cuts.
         stock = ", ".join(f"{count} of {gpu}" for gpu, count in search.terms.stock.items())
         raise InfeasibleError(
             f"no sequence of pool sizes keeps the SLO within the stock ({stock}); allow more GPUs, or relax "
@@ -293,9 +290,7 @@ def _cut_least_sizes(search: _DaySearch) -> None:
     """
     runs, floor = search.runs, search.terms.least  # The property makes a new array, so it may be changed.
     for c, pool in enumerate(search.terms.pools):
-        guess = (
-            pool.least
-        )  # Neighbouring windows need similar sizes, so each search begins at the last result.
+        guess = pool.least  # Neighbouring windows need similar sizes: each search begins at the last result.
         for window in (each for each in range(runs.window_count) if c in runs.pools_of(each)):
             own = runs.own_steps(window)
             single_steps = [range(t, t + 1) for t in own] if len(own) > 1 else []
