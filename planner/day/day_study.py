@@ -303,7 +303,7 @@ class DayAnswer:
 
     @property
     def static(self) -> ControllerDay:
-        """The day of the fleet that keeps its sizes."""
+        """The day of the static fleet."""
         return self.rows[0]
 
     @property

@@ -480,8 +480,8 @@ def neighbour_rows(plan: Plan) -> Rows:
     """Every fleet with one worker fewer than the one on paper, and why it fails."""
     head = ("One worker fewer of", "Type", "Holds", "Why")
     return head, [
-        (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", fact_sentence(n))
-        for n in plan.certificate.neighbours
+        (each.pool, each.worker_type, "still holds" if each.holds else "✗\u00a0fails", fact_sentence(each))
+        for each in plan.certificate.neighbours
     ]
 
 

@@ -208,8 +208,10 @@ def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
     all_figures.append(
         CaptionedChart("cost", charts.windows_chart(by_window, window_s, "cost [USD/h]"), f"{caption}.")
     )
-    bars = [charts.Bar("no schedule costs less", answer.schedule.bound_usd_per_h, at_least=True)]
-    bars.insert(0, charts.Bar("this schedule", answer.schedule.cost_usd_per_h, is_plan=True))
+    bars = [
+        charts.Bar("this schedule", answer.schedule.cost_usd_per_h, is_plan=True),
+        charts.Bar("no schedule costs less", answer.schedule.bound_usd_per_h, at_least=True),
+    ]
     bars += [
         charts.Bar(OTHERS[name], schedule.cost_usd_per_h)
         for name, schedule in schedules.items()

@@ -267,8 +267,7 @@ def answer_rows(plan: SharedPlan) -> Rows:
         against_paper = ""
         if total.value is not None and paper_value is not None and total.name != "on-paper":
             against_paper = relative_cost_text(total.value, paper_value)
-        # The last columns, on scenarios and headroom, are empty, because these are known for single LLMs
-        # only.
+        # The last columns, on scenarios and headroom, are empty: only single LLMs have these.
         label = answer_sentences.LABELS[total.name]
         rows.append(("all", label, lacks, *money, against_paper, "", "", ""))
     return ("LLM", *head), rows

@@ -35,7 +35,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaling:
-    """The inputs of a `Change`, among them the tokens of the longest request."""
+    """The inputs of a `Change`; `longest_tokens` are those of the longest request."""
 
     fleet: Fleet
     scale_targets: Sequence[ScaleTarget]
