@@ -142,7 +142,8 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     if pool.role in _KV_ROLES:
         _check_hand_off(pool, fleet)
         flags["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
-    # vLLM takes one connector. To hand KV over and offload it, one connector wraps two others.
+    # vLLM takes one connector. To hand KV over and offload it, one connector wraps two others. KV goes either
+    # to a shared store or to CPU memory (`KvOffload.worker_bytes`), never to both.
     handing_over = flags.get("kv-transfer-config")
     if kv_store.uses_store(fleet, pool):
         store = kv_store.connector(fleet)
