@@ -139,7 +139,7 @@ class Engine:
     @property
     def pulls_kv(self) -> bool:
         """Whether decode workers pull KV, each with the next step that has a seat and blocks for it. SGLang's
-        reserve room before the prefill, whose worker then sends the KV.
+        decode workers reserve blocks before the prefill, and the prefill worker then sends the KV.
         """
         return self.name != "sglang"
 
@@ -151,5 +151,5 @@ class Engine:
 
 
 def vllm_version_of(engine: Engine | None) -> str:
-    """The version of vLLM that computes a worker's memory; for other engines the deployed version does."""
+    """The version of vLLM by which a worker's memory is counted; the deployed one for other engines."""
     return engine.version if engine is not None and engine.name == "vllm" else DEPLOYED_VERSION

@@ -128,7 +128,7 @@ def choose_step_family(
     if not errors_by_family:
         raise InputError(f"step table: no family can be fitted: {'; '.join(skipped.values())}")
     scores = {name: score_errors(errors) for name, errors in errors_by_family.items()}
-    # The simplest of the best.
+    # Candidates are in order, the simplest first.
     best = next(name for name, score in scores.items() if score <= min(scores.values()) + TIE_FRAC)
 
     model = fit_candidate(candidates[best], X, y, operators)

@@ -41,7 +41,7 @@ DISK_BYTES_PER_S = 1e9  # Estimated rate at which vLLM reads an adapter's file i
 
 @dataclass(frozen=True, slots=True)
 class LoraCost:
-    """What adapters take on one GPU of a worker; the head of this file explains the first six fields.
+    """What adapters take on one GPU of a worker; the module's docstring explains the first six fields.
 
     `visited_frac` is k/E. An adapter comes from the host's memory into a slot in `load_s`, and from disk into
     the host's memory in `disk_s`.
@@ -64,7 +64,7 @@ class LoraCost:
     @property
     def one_token_s(self) -> float:
         """Seconds that the only token with an adapter adds to a step, if the adapter is in a slot: the
-        formula at the head of this file with n = K = 1.
+        formula of the module's docstring with n = K = 1.
         """
         return self.kernels_s + self.read_s + min(self.visited_frac, 1.0) * self.experts_s + self.token_s
 

@@ -124,7 +124,8 @@ def step_utilisations(
     *,
     tp: int | None = None,
 ) -> tuple[Array, Array]:
-    """Utilisation of compute and of memory bandwidth (see the module) in a step of N tokens.
+    """Utilisation of compute and of memory bandwidth, as the module's docstring defines them, in a step of N
+    tokens.
 
     The decodes of the step attend to K tokens (`kv_tokens`). The KV of a token is read by `tp` GPUs, by
     default by all; GPUs of another rank or pipeline stage do not read it.

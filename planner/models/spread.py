@@ -38,7 +38,7 @@ class Factor:
 
     @property
     def low(self) -> float:
-        """The factor of which 5 % of clusters stay below."""
+        """The factor below which 5 % of clusters stay."""
         return self.at_sigmas(-INTERVAL_SIGMAS)
 
     @property

@@ -41,8 +41,8 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
     X (n, 5): N, A_p, D, K, P as `planner.models.latency` defines them, C from them (`cached_tokens`). y (n,):
     step time [s], > 0. f is an intercept plus ramps clip(N - k_i, 0, k_i+1 - k_i) with slopes >= 0: it never
     falls, but may be steep first and flat later, as GEMMs in tiles are. The fit is by non-negative least
-    squares of relative errors, so all numbers are >= 0. m is 0 if it is below `LEAST_MIXED_FRAC` of d, as so
-    small a one only makes up for misfits of other terms.
+    squares of relative errors, so all numbers are >= 0. An m below `LEAST_MIXED_FRAC` of d is set to 0, as it
+    only makes up for misfits of other terms.
     """
 
     def __init__(
@@ -178,8 +178,8 @@ def _solve_nonnegative(columns: Array, seconds: Array, weight: Array) -> Array:
     """The coefficients >= 0 of the columns that fit `seconds` best in weighted least squares."""
     # Pairs reach 1e9 and prompts 8, so columns are scaled first; the least scale is for columns of zeros.
     scale = np.maximum(columns.max(axis=0), 1e-30)
-    most = 100 * columns.shape[1]  # Iterations: nnls needs more than its default of 3 per column.
-    solution, _ = nnls(columns / scale * weight[:, None], seconds * weight, maxiter=most)
+    most_iterations = 100 * columns.shape[1]  # The default of 3 per column is too few.
+    solution, _ = nnls(columns / scale * weight[:, None], seconds * weight, maxiter=most_iterations)
     return np.asarray(solution / scale)
 
 

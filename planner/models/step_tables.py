@@ -110,9 +110,10 @@ class StepTable:
 
     @property
     def reads_cached(self) -> bool:
-        """Whether the times include that in which prefills read their cached tokens. Those of AIConfigurator
-        do not: its times of attention depend on pairs alone, and for 72 tokens after 95,000 cached ones they
-        are shorter than an H100 takes to read the KV.
+        """Whether the times include the time in which prefills read the KV of their cached tokens.
+
+        AIConfigurator's do not: its times of attention depend on pairs alone, and for 72 tokens after 95,000
+        cached ones they are shorter than an H100 takes to read the KV.
         """
         is_measured = not self.about.get("source", "").startswith("AIConfigurator")
         return is_measured and bool((self.steps.cached_tokens > 0).any())

@@ -144,7 +144,7 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
     server is set not to unpack bodies itself, because it would do so before the API key is checked.
     """
     if (request.content_length or 0) > most_bytes:
-        raise refusal_response(413, "")  # `Router._guard` writes the message, with the limit.
+        raise refusal_response(413, "")  # `LiveRouter._guard` writes the message, with the limit.
     packing = request.headers.get("Content-Encoding", "identity").strip().lower()
     if packing == "identity":
         return await request.read()

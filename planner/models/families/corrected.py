@@ -5,8 +5,8 @@ The form, g(step) exp(r(step)), is `planner.models.correction.CorrectedFormula`.
 is the mean of a Gaussian process over the residuals log t - log g of measured times t. Its prior standard
 deviation is AMPLITUDE_FRAC, and the error of a measured time is NOISE_FRAC. So the form follows measured
 steps closely, goes from one to the next nearly linearly in N (the tokens of a step), and equals g far from
-all of them. The covariance is fixed, not fitted: a profile with 13 sizes of prefills does not determine its
-seven lengths (LENGTHS in correction.py) as well; they are set for all tables of docs/models.md together.
+all of them. The covariance is fixed, not fitted: a profile with 13 sizes of prefills is too small to fit its
+seven lengths (LENGTHS in correction.py) too. They are set for all tables of docs/models.md together.
 """
 
 import numpy as np
@@ -83,7 +83,6 @@ class CorrectedSteps(StepFamily):
         )
 
     def _predict(self, X: Array) -> Array:
-        """Seconds (n,) of steps X (n, 5)."""
         return self.form_.step_s(X)
 
 
@@ -91,18 +90,18 @@ def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
     """Indices of the `rows` steps whose measurement would tell most about all of X, without their times.
 
     The choice is greedy: each next step is the one whose measurement most lowers the variances of r, summed
-    over the candidates (I-optimal for the covariance above). Candidates are all steps, or of very many
-    _MOST_CANDIDATES (or `rows`, if more) at even distances in the order of N. benchmarks/latency_models.py
-    picks with it which steps to measure.
+    over the candidates (I-optimal for the covariance above). Candidates are all steps; if they are more than
+    _MOST_CANDIDATES and `rows`, as many as the larger of these, at even distances in the order of N.
+    benchmarks/latency_models.py picks with it which steps to measure.
     """
     if not 0 < rows <= len(X):
         raise InputError(f"{rows} informative steps requested, must be 1 to {len(X)}, those there are")
     if rows == len(X):
         return np.arange(len(X))
     candidates = np.arange(len(X))
-    if len(X) > (most := max(rows, _MOST_CANDIDATES)):
+    if len(X) > (most_candidates := max(rows, _MOST_CANDIDATES)):
         in_order = np.lexsort(X.T[::-1])
-        candidates = in_order[np.linspace(0, len(X) - 1, most).astype(int)]
+        candidates = in_order[np.linspace(0, len(X) - 1, most_candidates).astype(int)]
     z = step_coordinates(X[candidates])
     covariance = step_covariance(z, z)  # Given the measurements of the steps chosen so far.
     noise = (NOISE_FRAC / AMPLITUDE_FRAC) ** 2

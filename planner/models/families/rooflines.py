@@ -60,6 +60,5 @@ class RooflineSteps(StepFamily):
         )
 
     def _predict(self, X: Array) -> Array:
-        """Seconds (n,) of steps X (n, 5)."""
         assert self.latency_ is not None
         return self.latency_.steps_s(X)
