@@ -268,9 +268,12 @@ def limits_and_rate(
             f"{question.path}: `{command}` needs limits in seconds, found the relative preset "
             f"{task.preset!r}; a plan.yaml made with it has them, under slo:"
         )
+    described = task.described
+    has_no_rate = described is not None and not (
+        described.agents or described.by_tenant or "rate" in question.document["traffic"]
+    )
     # The command `goodput` looks for a rate by itself, so it needs none.
-    is_rate_sought = task.described is not None and task.described.has_usual_duration
-    if is_rate_sought and rate_request is None and command != "goodput":
+    if has_no_rate and rate_request is None and command != "goodput":
         raise InputError(
             f"{question.path}: traffic: has no rate, which objective throughput looks for; give the rate to "
             f"`{command}`: that of the plan, as requested_rps in its plan.yaml, or another"

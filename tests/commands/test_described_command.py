@@ -246,13 +246,27 @@ def test_tasks_are_listed(plan: Plan) -> None:
     }
 
 
-def test_a_fleet_is_not_simulated_at_a_rate_that_the_question_looks_for(plan: Plan, tmp_path: Path) -> None:
-    """It was simulated at the 5 requests/s from which the search begins, whatever its plan carries."""
-    sought = "llm: llama-3.1-8b\nslo: {ttft: {p90: 1 s}}\ntraffic: {input: 800, output: 150}\n"
+@pytest.mark.parametrize("duration", ["", ", duration: 3 min"])
+def test_a_fleet_is_not_simulated_at_a_rate_that_the_question_looks_for(plan: Plan, duration: str) -> None:
+    """It was simulated at the 5 requests/s from which the search begins, whatever its plan carries; later
+    only where the question named a duration.
+    """
+    traffic = f"traffic: {{input: 800, output: 150{duration}}}\n"
+    sought = "llm: llama-3.1-8b\nslo: {ttft: {p90: 1 s}}\n" + traffic
     Path("sought.yaml").write_text(sought + "objective: throughput\nlimits: {gpus: 2}\n")
     Path("fleet.yaml").write_text(FLEET)
     simulate = ["simulate", "--fleet", "fleet.yaml", "--slo", "sought.yaml"]
     code, _, err = plan(*simulate)
     assert code == 1 and "has no rate, which objective throughput looks for" in err
     code, out, _ = plan(*simulate, "--rate", 2, "--json")
-    assert code == 0 and json.loads(out)["requests"] > 7_000
+    assert code == 0 and json.loads(out)["requests"] > (200 if duration else 7_000)
+
+
+def test_a_fleet_is_simulated_at_the_rate_that_the_question_names(plan: Plan) -> None:
+    """Under objective throughput it was refused: "traffic: has no rate"."""
+    Path("fleet.yaml").write_text(FLEET)
+    described = DESCRIBED.replace(", duration: 100 s", "")
+    Path("named.yaml").write_text(described + "objective: throughput\nlimits: {gpus: 2}\n")
+    code, out, err = plan("simulate", "--fleet", "fleet.yaml", "--slo", "named.yaml", "--json")
+    assert code == 0, err
+    assert json.loads(out)["requests"] > 7_000
