@@ -61,9 +61,23 @@ def test_a_limit_on_cost_is_of_the_bill() -> None:
     """By the GPU both LLMs fit into 20 USD/h, but the least that is paid for them is a node of H100."""
     within = plan_together(question(limits={"cost": "24 usd/h"}), CATALOG)
     assert within.bill.usd_per_h == pytest.approx(23.92)
-    with pytest.raises(InfeasibleError, match=r"Raise cost from 20 to 23\.92 USD/h") as refused:
+    with pytest.raises(
+        InfeasibleError, match=r"Raise cost from 20 to 23\.92 USD/h.*{h100-80g: gpu}}"
+    ) as refused:
         plan_together(question(limits={"cost": "20 usd/h"}), CATALOG)
     assert refused.value.constraint == "cost" and not refused.value.is_proved
+
+
+@pytest.mark.long
+def test_gpus_that_are_sold_singly_are_not_advised_to_be() -> None:
+    """ "where you rent GPUs singly, say sold_as: gpu" stood below a question that said so of every GPU."""
+    fleet = {
+        "gpus": {"a100-80g": 16, "h100-80g": 16},
+        "max_num_batched_tokens": 2048,
+        "sold_as": {"a100-80g": "gpu", "h100-80g": "gpu"},
+    }
+    with pytest.raises(InfeasibleError, match=r"Raise cost from 10 to [\d.]+ USD/h$"):
+        plan_together(question(limits={"cost": "10 usd/h"}, fleet=fleet), CATALOG)
 
 
 @pytest.mark.long

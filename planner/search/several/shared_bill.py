@@ -100,10 +100,11 @@ def plan_by_bill(
         cost_use = LimitUse(COST, limit, bill)
         return replace(without_limit, limits=(*without_limit.limits, cost_use))
     change = Change(COST.name, limit, math.ceil(bill * 100 - CENT_TOLERANCE) / 100, COST.unit)
+    sold_as = ", ".join(f"{nodes.gpu}: gpu" for nodes in without_limit.bill.nodes)
+    singly_text = f"; or, where you rent GPUs singly, say fleet: {{sold_as: {{{sold_as}}}}}"
     raise InfeasibleError(
-        f"capacity: no fleets of all LLMs were found for {in_unit(limit, COST.unit)}, as nodes are paid "
-        f"whole where GPUs are sold so. Raise {change}; or, "
-        "where you rent GPUs singly, say fleet: {sold_as: {GPU: gpu}}",
+        f"capacity: no fleets of all LLMs were found for {in_unit(limit, COST.unit)}. Raise {change}"
+        + (singly_text if sold_as else ""),
         kind="capacity",
         constraint=COST.name,
         ways=[[change]],
