@@ -67,7 +67,7 @@ def hidden_size(shape: Section) -> int:
 
 
 def layer_count(shape: Section) -> int:
-    """The number of layers. Raises InputError where neither it nor a list of the layers is there, or if the
+    """The number of layers. Raises InputError if there is neither this number nor a list of layers, or if the
     number is above MOST_LAYERS.
     """
     if "num_hidden_layers" not in shape and isinstance(shape.get("layers_block_type"), list):

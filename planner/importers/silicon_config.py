@@ -121,8 +121,8 @@ def _files_of(name: str, folder: Path) -> dict[str, Path]:
     if config is None:
         return {}
     files = {"config.json": config}
-    beside = folder / (QUANTISER if config.name == "config.json" else f"{stem}_{QUANTISER}")
-    return files | ({QUANTISER: beside} if beside.exists() else {})
+    quantiser = folder / (QUANTISER if config.name == "config.json" else f"{stem}_{QUANTISER}")
+    return files | ({QUANTISER: quantiser} if quantiser.exists() else {})
 
 
 class ConfigKernels:

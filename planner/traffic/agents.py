@@ -136,10 +136,10 @@ class _Agent:
         self,
         agents: Agents,
         lengths: tuple[Lengths, Lengths],
-        requests: _DrawnRequests,
+        drawn: _DrawnRequests,
         rng: np.random.Generator,
     ) -> None:
-        self.agents, self.drawn, self.rng = agents, requests, rng
+        self.agents, self.drawn, self.rng = agents, drawn, rng
         self.input, self.output = lengths
         shares = np.arange(1.0, agents.repositories + 1) ** -agents.skew
         self.share_ends = np.cumsum(shares / shares.sum())
@@ -261,7 +261,7 @@ class _Agent:
         """
         sub, rng = self.agents.sub_agents, self.rng
         assert sub is not None
-        task_context_tokens = self.context_tokens  # Put back at the end: each sub-agent has its own context.
+        task_context_tokens = self.context_tokens  # Restored below, as each sub-agent has its own context.
         ends, longest_s = [], 0.0
         for k in range(groups * sub.at_once):
             turns = int(rng.geometric(1 / sub.turns))
@@ -306,23 +306,23 @@ def draw_agents(
     return _to_trace(drawn, agents, name)
 
 
-def _to_trace(requests: _DrawnRequests, agents: Agents, name: str) -> Trace:
+def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
     """The requests, with the blocks of their prompts, in the order in which they would arrive if answers took
     no time.
     """
-    n = len(requests.rows)
-    *whole_columns, think_s = (np.array(column) for column in zip(*requests.rows, strict=True))
-    first, start_s = zip(*requests.first_s, strict=True)
+    n = len(drawn.rows)
+    *whole_columns, think_s = (np.array(column) for column in zip(*drawn.rows, strict=True))
+    first, start_s = zip(*drawn.first_s, strict=True)
     think_s[list(first)] = 0.0  # No pause before an agent's first request.
     arrivals_s = np.zeros(n)
     arrivals_s[list(first)] = start_s
-    arrival_s = np.array(_after_parents(arrivals_s.tolist(), think_s.tolist(), requests.parents))
+    arrival_s = np.array(_after_parents(arrivals_s.tolist(), think_s.tolist(), drawn.parents))
     # Requests at the same time keep the order in which they were drawn: parents before those that wait.
     order = np.lexsort((np.arange(n), arrival_s))
     row_of = np.empty(n, np.int64)  # The number in the trace of each drawn request.
     row_of[order] = np.arange(n)
-    waiting = np.repeat(row_of, [len(parents) for parents in requests.parents])
-    waits = np.column_stack((waiting, row_of[list(itertools.chain.from_iterable(requests.parents))]))
+    waiting = np.repeat(row_of, [len(parents) for parents in drawn.parents])
+    waits = np.column_stack((waiting, row_of[list(itertools.chain.from_iterable(drawn.parents))]))
     inputs, outputs, session, repository, task = (column[order] for column in whole_columns)
     offsets, ids, block_tokens = _prompt_blocks(inputs, session, repository, agents)
     return Trace(
