@@ -35,8 +35,9 @@ costs no more:
      pays. In the third case the run may pay earlier or later than the solution, so work_v counts w_i as paid
      from s_c before t_(i-1) to t_(i+1), which is longer than s_c. The rest of what the run pays is e_v.
 
-In a run a level is up only while all levels below it are. The program has no rows for this. Where it matters,
-cuts on the lower levels have the same effect.
+In a run a level is up only while all levels below it are. The program has no rows for this: cuts on the
+lower levels have the same effect. Where a level costs nothing, a need on it counts as one on the level below,
+or the program would meet it for nothing.
 
 Billing by whole units (an hour, say) has a program of its own, without the rows work_v. As in
 `simulator/elastic.py`, a pool first gives up the worker that it started last. So there are k or more workers,
@@ -60,6 +61,7 @@ so the bound stays a lower bound.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,11 +84,14 @@ Stretches = list[tuple[float, float]]
 
 
 class LevelStretches(dict[tuple[int, int], Stretches]):
-    """For each level (pool, k) the stretches (begin, end) [s] in which k or more workers are up, in order."""
+    """For each level (pool, k) that costs something the stretches (begin, end) [s] in which k or more workers
+    are up, in order. Levels that cost nothing (`priced_sizes`) are up while the one below them is.
+    """
 
 
 # Slots in a billing unit. More slots make the program larger and the bound higher, by up to a slot per life.
 UNIT_PARTS = 12
+LEAST_PRICE_USD = 1e-9  # A level that costs less per unit and hour costs nothing but rounding.
 TOLERANCE = 1e-6  # The bound is lowered by this share, because the solver keeps rows only this exactly.
 
 
@@ -170,6 +175,27 @@ def usd_by_unit(day: DayTerms, c: int) -> tuple[Floats, Floats]:
     return np.diff(nodes, prepend=0.0) * node_usd, np.where(counts > 0, more_usd_per_h, 0.0)
 
 
+def usd_by_level(day: DayTerms, c: int) -> tuple[Floats, Floats]:
+    """What level (c, k) pays for each unit of a life [USD], 0 by the second, and for each hour of it [USD/h];
+    k from 0 on.
+    """
+    if day.is_by_unit:
+        return usd_by_unit(day, c)
+    usd_per_h = np.diff(prices_by_level(day, c), prepend=0.0)
+    return np.zeros_like(usd_per_h), usd_per_h
+
+
+def priced_sizes(day: DayTerms, c: int) -> list[int]:
+    """The sizes of pool `c`, from its least on, at which one more worker costs something, and its most.
+
+    All other sizes cost what the next of these does: on a node that is sold whole, workers beside the first
+    may be free.
+    """
+    pool, (unit_usd, hour_usd) = day.pools[c], usd_by_level(day, c)
+    is_priced = (unit_usd + hour_usd)[pool.least + 1 :] > LEAST_PRICE_USD
+    return [*(np.flatnonzero(is_priced) + pool.least).tolist(), pool.most]
+
+
 def cheapest_levels(
     day: DayTerms, cuts: Sequence[Needs], work: LeastPaid, *, gap_frac: float, time_limit_s: float
 ) -> CheapestLevels:
@@ -178,18 +204,12 @@ def cheapest_levels(
     `day` is billed so; `work` then does not count.
     """
     builder, paid = ProgramBuilder(), _PaidByStretch.unpaid(work)
-    if day.is_by_unit:
-        unit_usd, hour_usd = zip(*(usd_by_unit(day, c) for c in range(len(day.pools))), strict=True)
-    else:
-        hour_usd = tuple(np.diff(prices_by_level(day, c), prepend=0.0) for c in range(len(day.pools)))
-        unit_usd = tuple(np.zeros_like(usd) for usd in hour_usd)
+    unit_usd, hour_usd = zip(*(usd_by_level(day, c) for c in range(len(day.pools))), strict=True)
     # The `least` workers of each pool are always up, so they have no levels.
     always = [slice(pool.least + 1) for pool in day.pools]
     always_usd_per_h = sum(float(usd[workers].sum()) for usd, workers in zip(hour_usd, always, strict=True))
     always_unit_usd = sum(float(usd[workers].sum()) for usd, workers in zip(unit_usd, always, strict=True))
-    # At least `least` workers of a pool are always ready. A need that these meet is always met, and so is its
-    # cut, which is left out.
-    needed = [cut for cut in cuts if all(n >= day.pools[c].least for _, _, c, n in cut)]
+    needed = _priced_needs(day, cuts)
     points: dict[tuple[int, int], set[float]] = {}
     for begin_s, end_s, c, n in (need for cut in needed for need in cut):
         points.setdefault((c, n + 1), set()).update((begin_s, end_s))
@@ -315,6 +335,23 @@ def _add_units(
             alive_columns[n] = builder.add_variable(1.0, is_integer=False)
             builder.add_row(alive[n] | {alive_columns[n]: -1.0}, 0.0)
         builder.add_row({alive_columns[n]: 1.0, y: -1.0}, 0.0)
+
+
+def _priced_needs(day: DayTerms, cuts: Sequence[Needs]) -> list[Needs]:
+    """These cuts, with each need on a level that costs something; cuts that are always met are left out.
+
+    A level that costs nothing is up whenever the one below it is, so a need on it becomes one on the next
+    level below that costs something. Where there is none above the pool's least, the need is always met.
+    """
+    sizes = [priced_sizes(day, c) for c in range(len(day.pools))]
+    priced: list[Needs] = []
+    for cut in cuts:
+        counts = [bisect.bisect(sizes[c], n) for _, _, c, n in cut]
+        if all(counts):
+            priced.append(
+                tuple((a, b, c, sizes[c][i - 1]) for (a, b, c, _), i in zip(cut, counts, strict=True))
+            )
+    return shortest_needs(priced)
 
 
 def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:

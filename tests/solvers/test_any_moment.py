@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from planner.solvers.any_moment import Needs, cheapest_levels, prices_by_level, shortest_needs
+from planner.solvers.any_moment import Needs, cheapest_levels, priced_sizes, prices_by_level, shortest_needs
 from planner.solvers.paid_work import LeastPaid
 from planner.solvers.pool_sizes import DayTerms, PoolTerms
 from planner.solvers.whole_nodes import PricedNode
@@ -99,6 +99,18 @@ def test_the_first_worker_of_a_node_pays_for_the_node() -> None:
     node = PricedNode("h100", 8, 1.0, 0.0)
     day = DayTerms(EDGES_S, (PoolTerms(300.0, 1, 4, 4.0, 4, "h100", node),))
     assert prices_by_level(day, 0).tolist() == [0, 8, 8, 16, 16]
+    assert priced_sizes(day, 0) == [2, 4]
+
+
+def test_a_need_on_a_level_that_costs_nothing_is_paid_with_the_level_below() -> None:
+    """Nodes of two workers at 3600 USD/h. The second worker stands beside the first, which is always there;
+    the fourth cost nothing without the third.
+    """
+    node = PricedNode("h100", 8, 450.0, 0.0)
+    day = DayTerms(EDGES_S, (PoolTerms(300.0, 1, 4, 1800.0, 4, "h100", node),))
+    for n, seconds in ((1, 1000), (2, 1300), (3, 1300)):
+        cuts: list[Needs] = [((500, 600, 0, n),)]
+        assert bound_usd(day, cuts) == pytest.approx(seconds, rel=1e-5)
 
 
 def test_needs_that_a_shorter_one_implies_are_left_out() -> None:

@@ -31,7 +31,14 @@ import numpy as np
 from planner.day.search.day_runs import RUN_IN_S, SLICE_WORK, DayRuns
 from planner.search.oracle.work_clock import is_over, solver_limit_s
 from planner.simulator.slo_verdict import missed_windows
-from planner.solvers.any_moment import LevelStretches, Need, Needs, cheapest_levels, shortest_needs
+from planner.solvers.any_moment import (
+    LevelStretches,
+    Need,
+    Needs,
+    cheapest_levels,
+    priced_sizes,
+    shortest_needs,
+)
 from planner.solvers.pool_sizes import Cut
 
 # The constants were set by hand, where no other reason is given. LAG_FRAC, STEP_FRAC and EXACT_FRAC are
@@ -81,6 +88,8 @@ class _Slices:
         self.last_s = float(runs.terms.edges_s[-1])
         window_s = float(np.diff(runs.window_edges_s).max())
         self.lag_s, self.exact_s = LAG_FRAC * window_s, EXACT_FRAC * window_s
+        # The sizes of each pool that differ in price, in order, its most at the end.
+        self.sizes = [priced_sizes(runs.terms, c) for c in range(len(runs.terms.pools))]
 
     @property
     def is_used_up(self) -> bool:
@@ -157,7 +166,8 @@ def any_moment_bound(
         for window in range(runs.window_count):
             needs = _unmet(slices, window, lives)
             if needs and slices.misses(window, needs):
-                new_cuts += [_shorten(slices, window, needs, is_reversed=order) for order in (False, True)]
+                for order in (False, True):
+                    new_cuts += _shorten(slices, window, needs, is_reversed=order)
         progress(f"the optimum with changes at any moment: {bound_usd:.2f} USD or more")
         if not new_cuts:
             break
@@ -196,10 +206,10 @@ def _frontier(slices: _Slices, deadline: float, progress: Callable[[str], None])
 def _windows_with_too_few(slices: _Slices, deadline: float) -> list[tuple[int, int, int]]:
     """All (window, c, n) for which n workers of pool c are too few, even if ready all the time."""
     too_few: list[tuple[int, int, int]] = []
-    for c, pool in enumerate(slices.runs.terms.pools):
+    for c in range(len(slices.runs.terms.pools)):
         # A window that n workers keep is not tried with more workers.
         windows = list(range(slices.runs.window_count))
-        for n in range(pool.least, pool.most):
+        for n in slices.sizes[c][:-1]:
             windows = [v for v in windows if slices.misses(v, [(*slices.span_s(v), c, n)])]
             too_few += [(v, c, n) for v in windows]
             if slices.is_used_up or is_over(deadline):
@@ -279,30 +289,42 @@ def _unmet(slices: _Slices, window: int, lives: LevelStretches) -> list[Need]:
     """
     from_s, to_s = slices.span_s(window)
     unmet: list[Need] = []
-    for c, pool in enumerate(slices.runs.terms.pools):
-        ready = [
-            (begin_s - slices.exact_s, end_s + slices.exact_s)
-            for (pool_number, _), stretches in lives.items()
-            if pool_number == c
-            for begin_s, end_s in stretches
-        ]
-        moments = sorted({from_s, to_s, *(t for stretch in ready for t in stretch if from_s < t < to_s)})
+    for c, sizes in enumerate(slices.sizes):
+        ready = {
+            size: [
+                (begin_s - slices.exact_s, end_s + slices.exact_s)
+                for begin_s, end_s in lives.get((c, size + 1), [])
+            ]
+            for size in sizes[:-1]
+        }
+        ends_s = (t for stretches in ready.values() for stretch in stretches for t in stretch)
+        moments = sorted({from_s, to_s, *(t for t in ends_s if from_s < t < to_s)})
         own: list[Need] = []
         for begin_s, end_s in itertools.pairwise(moments):
-            size = pool.least + sum(first <= begin_s and end_s <= last for first, last in ready)
-            if own and own[-1][1] == begin_s and own[-1][3] == size:
-                own[-1] = (own[-1][0], end_s, c, size)
-            elif size < pool.most:
-                own.append((begin_s, end_s, c, size))
+            # All levels below must be up, or a cut with this size may be one that the solution keeps.
+            n = next(
+                (
+                    size
+                    for size, stretches in ready.items()
+                    if not any(first <= begin_s and end_s <= last for first, last in stretches)
+                ),
+                sizes[-1],
+            )
+            if own and own[-1][1] == begin_s and own[-1][3] == n:
+                own[-1] = (own[-1][0], end_s, c, n)
+            elif n < sizes[-1]:
+                own.append((begin_s, end_s, c, n))
         unmet += own
     return unmet
 
 
-def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed: bool) -> Needs:
+def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed: bool) -> list[Needs]:
     """Reduce needs while the window is still missed: to fewer needs, then to shorter needs, then to needs
     with more workers. Each step makes the cut stronger.
 
-    `is_reversed` takes the needs, and their two ends, in reverse order.
+    Returns the cuts before and after the last step. The solution from which the needs are does not meet the
+    first, but may meet the second with a level above one that is not up. `is_reversed` takes the needs, and
+    their two ends, in reverse order.
     """
     shortened = dict(enumerate(needs))
 
@@ -333,9 +355,10 @@ def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed
                 middle_s = (least_s + most_s) / 2
                 least_s, most_s = (middle_s, most_s) if fails(shorter(middle_s)) else (least_s, middle_s)
             shortened = shorter(least_s)
+    lowest = tuple(shortened.values())
     for i, (begin_s, end_s, c, size) in shortened.items():
-        n = size
-        while n + 1 < slices.runs.terms.pools[c].most and fails(shortened | {i: (begin_s, end_s, c, n + 1)}):
-            n += 1
-        shortened[i] = begin_s, end_s, c, n
-    return tuple(shortened.values())
+        for n in (n for n in slices.sizes[c][:-1] if n > size):
+            if not fails(shortened | {i: (begin_s, end_s, c, n)}):
+                break
+            shortened[i] = begin_s, end_s, c, n
+    return [lowest, tuple(shortened.values())]

@@ -42,8 +42,8 @@ class _Exchange:
 
     def exchanged(self, lives: Lives) -> Lives:
         """The lives, exchanged whole or in parts wherever that is cheaper and keeps all windows."""
-        prices = self.terms.prices().tolist()
-        for c, k in sorted(lives, key=lambda each: (-prices[each[0]], each[0], -each[1])):
+        prices = self.search.usd_per_h
+        for c, k in sorted(lives, key=lambda each: (-prices[each[0]][each[1]], each[0], -each[1])):
             for life in list(lives[c, k]):
                 lives = self._exchange_part(lives, (c, k), life)
         return lives
@@ -87,8 +87,8 @@ class _Exchange:
 
     def _one_more(self, lives: Lives, c: int, part: Life) -> Lives | None:
         """The lives with one worker more of pool `c` in this part of the day; None if it has the most."""
-        pool, (begin_s, end_s) = self.terms.pools[c], part
-        for k in range(pool.least + 1, pool.most + 1):
+        begin_s, end_s = part
+        for k in (size + 1 for size in self.search.sizes[c][:-1]):
             own = lives.get((c, k), [])
             if all(last_s <= begin_s or first_s >= end_s for first_s, last_s in own):
                 return lives | {(c, k): [*own, part]}
@@ -96,8 +96,11 @@ class _Exchange:
 
     def _fits(self, lives: Lives) -> bool:
         """Whether the stock has GPUs for these lives, start-ups included, and each pool's least."""
-        pools, last_s = self.terms.pools, self.search.last_s
-        all_lives = [(c, 0.0, last_s) for c, pool in enumerate(pools) for _ in range(pool.least)]
-        for (c, _), own in lives.items():
-            all_lives += [(c, max(first_s - pools[c].start_s, 0.0), end_s) for first_s, end_s in own]
+        search, all_lives = self.search, list[tuple[int, float, float]]()
+        for c, sizes in enumerate(search.sizes):
+            all_lives += [(c, 0.0, search.last_s)] * sizes[0]
+        for (c, k), own in lives.items():
+            start_s = self.terms.pools[c].start_s
+            for first_s, end_s in own:
+                all_lives += [(c, max(first_s - start_s, 0.0), end_s)] * search.workers_of(c, k)
         return lives_within_stock(self.terms, all_lives)

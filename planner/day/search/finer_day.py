@@ -1,6 +1,7 @@
 """A cheaper timetable than the optimum on a grid (day/search/day_optimum.py): sizes change at any moment.
 
-A timetable is a list of lives for each (pool c, k): stretches in which the pool's k-th worker is ready. The
+A timetable is a list of lives for each (pool c, k): stretches in which the pool's k-th worker is ready, and
+with it those above it that then cost nothing, such as those on the same node, where nodes are sold whole. The
 search begins with the lives in the bound's master solution (any_moment_bound.py) and has two steps:
 
     repair    While a window fails, a life begins earlier, ends later or is added: whichever change saves the
@@ -16,6 +17,7 @@ every window. If the bound's timetable does not, or saves nothing, the sizes of 
 same way. On days of at most FEW_WINDOWS both are tried, and the cheaper timetable is used.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ import numpy.typing as npt
 from planner.day.search.day_runs import SLICE_WORK, DayRun, DayRuns
 from planner.search.oracle.work_clock import is_over
 from planner.simulator.slo_verdict import attained_in_windows, in_windows
-from planner.solvers.any_moment import LevelStretches
+from planner.solvers.any_moment import LevelStretches, priced_sizes, prices_by_level
 from planner.solvers.pool_sizes import billed_usd
 from planner.units import HOUR_S
 
@@ -35,8 +37,8 @@ Ints = npt.NDArray[np.int64]
 Life = tuple[float, float]
 """A stretch of the day [s], from its beginning to its end, in which a worker is ready."""
 Lives = dict[tuple[int, int], list[Life]]
-"""The lives of each worker (pool c, k), where k counts the pool's workers from 1 on. Workers up to the pool's
-least are ready all day and have no lives here.
+"""The lives of each worker (pool c, k) that costs something; k counts the workers of the pool from 1 on.
+Workers up to the pool's least, and those above it that cost nothing, are ready all day and have none.
 """
 
 # In a day of so few windows a queue may last all day: windows are simulated from the day's beginning, and a
@@ -123,6 +125,9 @@ class LifeSearch:
         self.most_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
         self.work_left = self.most_work
         self.progress, self.reported_frac = progress, 0.0
+        pools = range(len(runs.terms.pools))
+        self.sizes = [priced_sizes(runs.terms, c) for c in pools]
+        self.usd_per_h = [np.diff(prices_by_level(runs.terms, c), prepend=0.0).tolist() for c in pools]
         # A cache of `excess` by window, times and workers of the slice: many slices recur.
         self._excesses: dict[tuple[int, bytes, bytes], float] = {}
 
@@ -142,14 +147,14 @@ class LifeSearch:
         return self.work_left < reserved_frac * self.most_work or is_over(self.deadline)
 
     def lives_of_sizes(self, edges_s: Sequence[float], workers: Ints) -> Lives:
-        """The lives of the workers (T, P) in steps with these edges (T + 1,), without each pool's least,
-        which are ready all day.
+        """The lives of the workers (T, P) in steps with these edges (T + 1,), and of those that then cost
+        nothing more.
         """
         lives = Lives()
-        for c, pool in enumerate(self.runs.terms.pools):
-            for k in range(pool.least + 1, int(workers[:, c].max()) + 1):
-                steps = np.flatnonzero(workers[:, c] >= k).tolist()
-                lives[c, k] = [(edges_s[t], edges_s[t + 1]) for t in steps]
+        for c, sizes in enumerate(self.sizes):
+            for size in sizes[:-1]:
+                steps = np.flatnonzero(workers[:, c] > size).tolist()
+                lives[c, size + 1] = [(edges_s[t], edges_s[t + 1]) for t in steps]
         return self.joined(lives)
 
     def joined(self, lives: Lives) -> Lives:
@@ -172,25 +177,31 @@ class LifeSearch:
         return joined
 
     def usd(self, lives: Lives) -> float:
-        """The cost of the lives [USD], without draining. Billing by the second also leaves out idle GPUs."""
+        """The cost of the lives [USD] without draining and, by the second, without what is paid all day."""
         if self.runs.terms.is_by_unit:
             return billed_usd(self.runs.terms, self._paid_lives(lives))
-        prices, total_usd = self.runs.terms.prices().tolist(), 0.0
-        for (c, _), own in lives.items():
+        total_usd = 0.0
+        for (c, k), own in lives.items():
             startup_s = self.runs.terms.pools[c].start_s
             paid_s = sum(end_s - max(begin_s - startup_s, 0.0) for begin_s, end_s in own)
-            total_usd += prices[c] * paid_s / HOUR_S
+            total_usd += self.usd_per_h[c][k] * paid_s / HOUR_S
         return total_usd
 
     def _paid_lives(self, lives: Lives) -> Iterator[tuple[int, float, float]]:
         """(pool, from, to) [s] of paid workers, if the worker that started last is given up first."""
-        for c, pool in enumerate(self.runs.terms.pools):
-            yield from [(c, 0.0, self.last_s)] * pool.least
+        for c, sizes in enumerate(self.sizes):
+            yield from [(c, 0.0, self.last_s)] * sizes[0]
         times_s, workers = self.timetable(lives)
         edges_s = [*times_s.tolist(), self.last_s]
-        for (c, _), own in self.lives_of_sizes(edges_s, workers).items():
+        for (c, k), own in self.lives_of_sizes(edges_s, workers).items():
             for begin_s, end_s in own:
-                yield c, max(begin_s - self.runs.terms.pools[c].start_s, 0.0), end_s
+                from_s = max(begin_s - self.runs.terms.pools[c].start_s, 0.0)
+                yield from [(c, from_s, end_s)] * self.workers_of(c, k)
+
+    def workers_of(self, c: int, k: int) -> int:
+        """How many workers are ready in a life of the k-th one of pool `c`: it, and those that are free."""
+        place = bisect.bisect_left(self.sizes[c], k)
+        return self.sizes[c][place] - self.sizes[c][place - 1]
 
     def timetable(self, lives: Lives) -> tuple[Floats, Ints]:
         """Times (N,), the first of which is 0, and the sizes (N, P) from each time on.
@@ -204,11 +215,11 @@ class LifeSearch:
         }
         ends_of_lives = (t for own in lives.values() for life in own for t in life)
         times_s = np.array(sorted({0.0, *(t for t in ends_of_lives if t < self.last_s)}))
-        # The least and the most of a pool are the same in all steps of the grid: row 0 stands for all.
-        workers = np.tile(self.runs.terms.least[0], (len(times_s), 1))
-        for (c, _), own in lives.items():
+        workers = np.tile([sizes[0] for sizes in self.sizes], (len(times_s), 1))
+        for (c, k), own in lives.items():
             for begin_s, end_s in own:
-                workers[(times_s >= begin_s) & (times_s < end_s), c] += 1
+                workers[(times_s >= begin_s) & (times_s < end_s), c] += self.workers_of(c, k)
+        # The most of a pool is the same in all steps of the grid: row 0 stands for all.
         return times_s, np.minimum(workers, self.runs.terms.most[0])
 
     def as_day(self, lives: Lives) -> FinerDay:
@@ -321,13 +332,13 @@ class LifeSearch:
                         yield self.replace_life(lives, key, i, [(max(begin_s - by_s, 0.0), until_s)])
                     if near_s[0] < until_s < near_s[1]:
                         yield self.replace_life(lives, key, i, [(begin_s, until_s + by_s)])
-        for c, pool in enumerate(self.runs.terms.pools):
-            for k in range(pool.least + 1, pool.most + 1):
+        for c, sizes in enumerate(self.sizes):
+            for k in (size + 1 for size in sizes[:-1]):
                 own = lives.get((c, k), [])
                 for at_s in np.arange(start_s, end_s, new_s).tolist():
                     if not any(begin_s <= at_s < until_s for begin_s, until_s in own):
                         yield self.joined(lives | {(c, k): [*own, (at_s, at_s + new_s)]})
-                # While worker k has no life, one of worker k + 1 would give the same timetable.
+                # While worker k has no life, one of a worker above it would give the same timetable.
                 if not own:
                     break
 
@@ -336,8 +347,8 @@ class LifeSearch:
         start_s, end_s = self.window_edges_s[window : window + 2]
         life = (max(start_s - NEW_LIFE_FRAC * self.window_s, 0.0), end_s)
         more = dict(lives)
-        for c, pool in enumerate(self.runs.terms.pools):
-            for k in range(pool.least + 1, pool.most + 1):
+        for c, sizes in enumerate(self.sizes):
+            for k in (size + 1 for size in sizes[:-1]):
                 if not any(first <= life[0] and last >= end_s for first, last in lives.get((c, k), [])):
                     more[c, k] = [*lives.get((c, k), []), life]
                     break
