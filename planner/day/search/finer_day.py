@@ -14,10 +14,12 @@ at most FEW_WINDOWS it begins with the day. The resulting timetable is simulated
 it misses there, because of a queue from further back, are repaired in the whole day: the first missed window
 gets the cheapest change with which the day misses fewer windows. A timetable is used only if it then keeps
 every window. If the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the
-same way. On days of at most FEW_WINDOWS both are tried, and the cheaper timetable is used.
+same way. On days of at most FEW_WINDOWS both are tried, lives then move to where the bill of the whole day is
+lower, and the cheaper timetable is used.
 """
 
 import bisect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,6 +59,9 @@ MOST_REPAIRS = 100  # The most changes to keep one window; a window that needs m
 # The most repairs in the whole day. Few are needed, because most windows were repaired in their slices.
 MOST_DAY_REPAIRS = 12
 DAY_REPAIRS_FRAC = 0.2  # This share of the work is reserved for repairs in the whole day.
+# On days of at most FEW_WINDOWS the ends of lives move by these shares of a window, while the bill falls.
+BILL_STEPS_FRAC = (1 / 10, 1 / 30, 1 / 120, 1 / 480)
+BILL_MOVES = tuple(itertools.product((-1, 0, 1), repeat=2))  # Of the beginning and the end of a life.
 MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
 # The most work for each of the two timetables (the bound's and the grid's): requests simulated, plus
 # SLICE_WORK per slice. It takes 15 s or less on an idle core. Days of few windows get less.
@@ -248,8 +253,30 @@ class LifeSearch:
                     break
             else:
                 break
+        if finer.day.holds and self.runs.window_count <= FEW_WINDOWS:
+            finer = self._with_lower_bill(lives, finer)
         day = finer.day
         return finer if day.holds and day.fits and day.usd < most_usd else None
+
+    def _with_lower_bill(self, lives: Lives, finer: FinerDay) -> FinerDay:
+        """The day of these lives, `finer`, or one with a lower bill whose lives begin or end at other times.
+
+        `usd` does not count draining, nor that the day may end earlier, so a longer life may cost less.
+        """
+        for step_s in (frac * self.window_s for frac in BILL_STEPS_FRAC):
+            while not self.is_over():
+                numbers = [(key, i) for key, own in lives.items() for i in range(len(own))]
+                for (key, i), (begin_by, end_by) in itertools.product(numbers, BILL_MOVES):
+                    begin_s, end_s = lives[key][i]
+                    life = max(begin_s + begin_by * step_s, 0.0), min(end_s + end_by * step_s, self.last_s)
+                    changed = self.replace_life(lives, key, i, [life])
+                    moved = self.as_day(changed)
+                    if moved.day.holds and moved.day.fits and moved.day.usd < finer.day.usd * (1 - ROUNDING):
+                        lives, finer = changed, moved
+                        break
+                else:
+                    break
+        return finer
 
     def excess(self, lives: Lives, window: int) -> float:
         """How far a window is from holding; below 0 if it holds.
