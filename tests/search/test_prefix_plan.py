@@ -21,9 +21,9 @@ from planner.documents.fleet_file import read_fleet
 from planner.errors import InputError, TraceError
 from planner.fleet import Fleet, Pool
 from planner.search.prefixes.prefix_placing import (
+    memory_for_prefixes,
     plan_prefixes,
     prefill_pool,
-    room_of,
     stable_traffic,
     warm_up,
     workers_for_same_load,
@@ -122,11 +122,11 @@ def test_fewer_workers_carry_the_same_load_only_if_caches_save_work(pool: Pool, 
 
 def test_running_requests_leave_less_room_the_fewer_workers_there_are(pool: Pool, sample: Trace) -> None:
     dense = replace(sample, arrival_s=sample.arrival_s / 100)
-    room = [room_of(dense, pool, workers).placed_tokens for workers in (8, 4, 2, 1)]
-    assert all(0 <= b <= a < pool.type.kv_tokens for a, b in pairwise(room)) and room[-1] < room[0]
-    assert all(tokens % 16 == 0 for tokens in room)
+    memory = [memory_for_prefixes(dense, pool, workers).placed_tokens for workers in (8, 4, 2, 1)]
+    assert all(0 <= b <= a < pool.type.kv_tokens for a, b in pairwise(memory)) and memory[-1] < memory[0]
+    assert all(tokens % 16 == 0 for tokens in memory)
     tiny = replace(pool, type=replace(pool.type, kv_tokens=2048))
-    assert room_of(sample, tiny).placed_tokens == 0
+    assert memory_for_prefixes(sample, tiny).placed_tokens == 0
 
 
 def test_which_pool_prefills(fleet: Fleet, pool: Pool) -> None:

@@ -1,1 +1,1 @@
-"""Fleets with one worker type per pool: the search that comes to an end, and what it may leave out."""
+"""Searches all fleets with one worker type per pool, except those that pruning rules leave out."""

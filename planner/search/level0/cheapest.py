@@ -1,11 +1,11 @@
-"""The cheapest fleets of level 0, of one LLM or of several within limits that they share.
+"""Finds the cheapest fleets of level 0, for one LLM or for several LLMs within limits that they share.
 
 A design is the worker types of a fleet, one per pool; with a count of workers for each pool it is a fleet. A
-row of a design are its fleets that differ only in the count of the last pool; the corner of a row is its
-least fleet that is not known to fail (designs.py). For each LLM one corner, or one fleet known to hold, is
-chosen from one of its designs, so that the chosen fleets are within the limits and together cheapest. For one
-LLM the choice is a minimum, for several LLMs solvers/multiple_choice.py makes it. Chosen corners are
-simulated until every chosen fleet is known to hold.
+row of a design is its fleets that differ only in the count of the last pool; the corner of a row is its least
+fleet that is not known to fail (designs.py). For each LLM one corner, or one fleet known to hold, is chosen
+from one of its designs, so that the chosen fleets are within the limits and together cheapest. For one LLM
+the choice is a minimum, for several LLMs solvers/multiple_choice.py makes it. Chosen corners are simulated
+until every chosen fleet is known to hold.
 
 This is the master of a logic-based Benders decomposition. LLMs share no worker, so there is one subproblem
 for each: the simulator says whether the chosen fleet keeps the SLO of its LLM. Corners that fail move up in
@@ -57,11 +57,11 @@ MOST_LOOKED_AT = 4 * WAVE
 
 @dataclass(frozen=True, slots=True)
 class SharedLimit:
-    """A limit `amount` on what the workers of all LLMs take together. If `limit` is None, it is on their
+    """A limit `amount` on what the workers of all LLMs use together. If `limit` is None, it is on their
     objective.
 
-    `use` is what one worker takes. If nodes are sold whole a fleet takes more than the sum of its workers;
-    then `total` gives what a fleet takes. Several LLMs share nodes: all of their workers are a fleet here.
+    `use` is what one worker uses. If nodes are sold whole, a fleet uses more than the sum of its workers;
+    then `total` gives what a fleet uses. Several LLMs share nodes: all of their workers are one fleet here.
     """
 
     limit: FleetLimit | None
@@ -71,8 +71,9 @@ class SharedLimit:
 
 
 def shared_limits(limits: FleetLimits, *, of_all: bool = False) -> tuple[SharedLimit, ...]:
-    """The limits as SharedLimits. One that counts whole nodes is no sum over pools, so it has a `total`. With
-    `of_all` they are those of all LLMs, and the stock counts whole nodes even if they are paid by the GPU.
+    """The limits as SharedLimits. A limit that counts whole nodes is no sum over pools, so it has a `total`.
+    With `of_all` the limits are for all LLMs together, and the stock counts whole nodes even if GPUs are paid
+    singly.
     """
     whole = replace(limits, by_gpu=False)
 
@@ -149,9 +150,9 @@ def _row_weight(options: frozenset[Option], weights: npt.NDArray[np.int64] | Non
 
 @dataclass(frozen=True, slots=True)
 class Cheapest:
-    """The best choice found, None if there is none, and its value. No choice of these designs has a value
-    below `bound`. `is_exact`: the search came to its end; `bound` is then the value, or, if there is no
-    choice, the value that it had to stay below.
+    """The best choice found and its value; None and infinite if there is none. No choice of these designs has
+    a value below `bound`. `is_exact`: the search came to its end; `bound` is then the value, or without a
+    choice the `below_value` of the search.
     """
 
     best: tuple[tuple[FleetDesign, Vector], ...] | None
@@ -217,7 +218,7 @@ def cheapest_designs(
             bound = upper
             return ended(is_exact=True)
         bound = max(bound, at_least)
-        # The LLMs of which a corner was chosen, not a fleet that is known to hold.
+        # The LLMs for which a corner was chosen, whose fleet is not known to hold.
         unknown = [i for i, column in enumerate(chosen) if not column.holds]
         if not unknown:
             if (value := _value_of(chosen, by_bill=by_bill)) < upper:
@@ -302,7 +303,7 @@ class _DesignTable:
             most = min(fitting, default=math.inf)
             self.terms[pool] = DesignTerms(weigh(option) if weigh else option.objective, uses, most)
         self.leaping = False
-        # The version of each design, and `leaping`, for which its columns were made.
+        # For each design, its version and `leaping` when its columns were made.
         self.versions: list[tuple[int, bool]] = [(-1, False)] * len(designs)
         self.columns_by_design: list[list[_Column]] = [[] for _ in designs]
         self.all_columns: list[_Column] = []
@@ -343,16 +344,16 @@ class _DesignTable:
         return columns
 
     def _is_within_totals(self, design: FleetDesign, vector: Vector) -> bool:
-        """Whether a fleet is by itself within the limits that count whole nodes, if its uses are sums."""
+        """Whether a fleet alone is within the limits that count whole nodes. Without other LLMs its uses have
+        been compared with them already.
+        """
         return not self.is_shared or all(
             total is None or total(design.counts(vector)) <= amount
             for total, amount in zip(self.totals, self.amounts, strict=True)
         )
 
     def _leaps(self, design: FleetDesign) -> bool:
-        """Whether the prefill counts of this design grow by leaps. These are the counts of the first pool of
-        a design with two pools.
-        """
+        """Whether the prefill counts of this design, those of the first of its two pools, grow by leaps."""
         return self.leaping and len(design.pools) == 2 and math.isinf(self.terms[design.pools[0]].most)
 
     def _weight_and_uses(self, design: FleetDesign, vector: Vector) -> tuple[float, tuple[float, ...]]:
@@ -466,9 +467,9 @@ def _choose_columns(
 
 
 def _undominated(columns: Sequence[_Column]) -> list[_Column]:
-    """The columns that no other column dominates. One column dominates another if it is known to hold, weighs
-    no more and uses no more of any limit. If columns have equal figures, one stays: the first that holds,
-    or else the first.
+    """The columns that no other column dominates. A column dominates another if its fleet is known to hold,
+    weighs no more and uses no more of any limit. Of columns with equal figures one stays: the first that
+    holds, or else the first.
     """
     by_figures: dict[tuple[float, ...], _Column] = {}
     for column in columns:

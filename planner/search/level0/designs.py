@@ -1,13 +1,13 @@
 """Designs of level 0, and what simulations have shown about their counts of workers.
 
 A design is one mixed option, or a prefill option with a decode option (a pair). Its fleets differ only in
-their counts. Those of a pair with the same prefill count are a row; all fleets of a mixed option are one row.
-We assume that within a row more workers of the last pool never hurt. So all that simulations have shown of a
-row are two counts: the largest that failed and the least that held. One row says nothing about another,
-because more prefill workers hand requests over in larger bursts.
+their counts. The fleets of a pair with the same prefill count are a row; all fleets of a mixed option are one
+row. Within a row more workers of the last pool are assumed never to hurt. So two counts hold all that
+simulations have shown of a row: the largest that failed and the least that held. One row says nothing about
+another, because more prefill workers hand requests over in larger bursts.
 
-A pool is also simulated by itself, beside a perfect partner, and the answer serves every pair that it is part
-of. A prefill pool that misses TTFT when every request leaves with its first token misses it in any pair. A
+A pool is also simulated by itself, beside a perfect partner, and the answer counts for every pair with this
+pool. A prefill pool that misses TTFT when every request leaves with its first token misses it in any pair. A
 decode pool whose backlog grows when every prompt arrives prefilled has a growing backlog in any pair. Both
 are assumptions (pruning_rules.py).
 
@@ -73,8 +73,8 @@ class DesignTerms:
 class DesignPool:
     """One option, with bounds on the least count that suffices beside a perfect partner (`learned`).
 
-    `alone` simulates the pool by itself, beside a perfect partner. That its failure refutes pairs is the
-    pruning rule `assumption`. `alone` is None where no such simulation exists.
+    `alone` simulates the pool by itself, beside a perfect partner; None where no such simulation exists. The
+    pruning rule `assumption` says that a failure there refutes all pairs with the pool.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class PoolQuestion:
         if bounded.likely_decode is not None:  # This guess is often exact, so strides begin at 1.
             guess, stride = bounded.likely_decode, 1
         if holding > most:  # No count up to `most` is known to suffice, so the counts go up from the guess.
-            # The distance from the guess doubles with each failure, and grows by a stride.
+            # At each failure the distance from the guess doubles and grows by a stride.
             count = guess if failed < guess else 2 * failed - guess + stride
             is_most_near = bounded.likely_decode is None and most < NEAR_GUESS * guess
             return cls(pool, most if is_most_near else min(count, most))
@@ -159,7 +159,7 @@ class PoolQuestion:
     def record_answer(self) -> None:
         pool, learned, name = self.pool, self.pool.learned, self.pool.bounded.option.name
         for design in pool.designs:
-            design.version += 1  # So that cheapest.py reads its corners anew.
+            design.version += 1  # cheapest.py then reads its corners anew.
         if pool.assumption is not None:
             pool.search.assumed.add(pool.assumption)
         if self.answer:
@@ -283,8 +283,8 @@ class RowQuestion:
     def simulate(self) -> None:
         *row, corner_count = self.corner
         last_pool = self.design.pools[-1]
-        # The corner is a good guess where simulations beside a perfect partner led to it, and not failures in
-        # this row.
+        # The corner is a good guess if it follows from simulations beside a perfect partner, and not from
+        # failures in this row.
         is_good_guess = last_pool.alone is not None and corner_count == last_pool.least
         guess = corner_count if is_good_guess and self.most > NEAR_CORNER * corner_count else None
         n = least_that_holds(
@@ -293,8 +293,8 @@ class RowQuestion:
         self.least_fleet = None if n is None else self.design.counts((*row, n))
 
     def record_answer(self) -> None:
-        """Offer the fleet that was found to the search. Without one a design that leaps is tried again with
-        more prefill workers, and `search.refuted` gets the reason why a pair has no fleet.
+        """Offer the fleet to the search. If none was found, a design that leaps continues with more prefill
+        workers, and `search.refuted` gets the reason why a pair has no fleet.
         """
         design, search = self.design, self.design.search
         search.assumed.add(pruning_rules.MORE_DECODE if len(design.pools) == 2 else pruning_rules.MORE_MIXED)
@@ -316,7 +316,7 @@ class RowQuestion:
 
 
 def learn_from(designs: Iterable[FleetDesign], verdicts: Verdicts) -> None:
-    """Record in each design which of its fleets are known to hold or fail. `verdicts` holds this by the names
+    """Record in each design which of its fleets hold or fail by these `verdicts`, whose keys are the names
     and counts of a fleet's options.
     """
     design_by_names = {tuple(pool.bounded.option.name for pool in design.pools): design for design in designs}

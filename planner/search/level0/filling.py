@@ -173,11 +173,11 @@ class _OptionArrays:
         for k in range(chosen.shape[1]):
             option = chosen[:, k]
             most = np.where(option < filler, self._most_workers(option, spent, unused), 0.0)
-            has_room = ((most >= 1) & np.isfinite(most)) | (option == filler)
+            can_take_one = ((most >= 1) & np.isfinite(most)) | (option == filler)
             combination_of, chosen, counts, spent, option, most = (
-                rows[has_room] for rows in (combination_of, chosen, counts, spent, option, most)
+                rows[can_take_one] for rows in (combination_of, chosen, counts, spent, option, most)
             )
-            unused = [amounts[has_room] for amounts in unused]
+            unused = [amounts[can_take_one] for amounts in unused]
             if k == chosen.shape[1] - 1:
                 counts = np.column_stack([counts, most])
                 break
@@ -196,14 +196,14 @@ class _OptionArrays:
         return self._on_whole_nodes(combination_of, chosen, counts)
 
     def _most_workers(self, option: Ints, spent: Floats, unused: Sequence[Floats]) -> Floats:
-        """The most workers (R,) of an `option` (R,) that can be added to fleets, so that they stay below the
-        value, of which their other workers take `spent`, and within what is `unused` of every limit.
+        """The most workers (R,) of an `option` (R,) with which fleets stay below the value and within what is
+        `unused` of every limit. `spent` (R,) is the value of their other workers.
         """
         worker_value = self.objective[option]
         with np.errstate(divide="ignore", invalid="ignore"):
             # A fleet must stay below the value, so a count that just reaches it is one too many.
             most = np.ceil((self.value * (1 - ROUNDING) - spent) / worker_value) - 1
-        # Free workers cost nothing of the value, unless the fleet has reached it without them.
+        # Free workers add nothing to the value, so any number fits unless the fleet has reached it already.
         most = np.where(worker_value > 0, most, np.where(spent < self.value, math.inf, -1.0))
         for amount, (_, uses) in zip(unused, self.rows, strict=True):
             use = uses[option]

@@ -55,9 +55,9 @@ class Level0:
     """The search at level 0, at its end or interrupted.
 
     `options` are those from which the search for fleets of several types may choose, and `bounded` has the
-    bounds of every option by its name. `mixed` is the best fleet of one mixed pool and its value in the
-    objective; `one_gpu` the best fleet on one GPU type, which may be a mixed pool too, and its value. Such a
-    fleet is None if none was found. `has_pairs`: pairs of a prefill and a decode pool were not left out.
+    bounds of every option by its name. `mixed` is the best fleet of one mixed pool, None if none was found,
+    and its value in the objective; `one_gpu` the same for fleets on one GPU type, mixed pools included.
+    `has_pairs`: pairs of a prefill and a decode pool were not left out.
     """
 
     search: Search
@@ -77,8 +77,8 @@ class Level0:
 
     @property
     def may_mix_all(self) -> bool:
-        """Whether the search for fleets of several types may choose from all options: not where the link is
-        too slow for pairs, or the target takes only one kind of fleets.
+        """Whether the search for fleets of several types may choose from all options. It may not if the link
+        is too slow for pairs, or if the target takes only one kind of fleets.
         """
         return len(self.options) == len(self.bounded)
 
@@ -106,9 +106,9 @@ class _Level0Options:
             mixed = []
         if not runs_pairs(problem.task):
             prefill = decode = []
-        # A proved bound must leave out the work of sessions, whose requests may come later if answers are
-        # slow. A guess may count this work, so it is made for the trace without waits (`after`): all requests
-        # arrive at their nominal times.
+        # In a session later requests come later if answers are slow, so a proved bound must leave out their
+        # work. A guess may count it, so it is made for the trace without waits (`after`), in which all
+        # requests arrive at their nominal times.
         guess = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
@@ -230,7 +230,7 @@ def _with_reports(problem: Problem, search: Search, simulate: Holds, *, pool_alo
             raise StoppedError
         is_kept = simulate(counts)
         best_value = problem.without_tie_break(search.value) if search.best is not None else None
-        # The best fleet so far is reported. This one may be it, but `search` does not know it yet.
+        # The best fleet so far is reported. It may be this one, which `search` does not have yet.
         holding = [counts] if is_kept and not pool_alone else []
         holding += [] if search.best is None else [search.best]
         fleet = partial(problem.oracle.fleet, min(holding, key=objective_of)) if holding else None
@@ -302,8 +302,8 @@ def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: f
 
 
 def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) -> list[FleetDesign]:
-    """All designs of level 0 (designs.py) with what its search has learned of them, for another search that
-    starts from there.
+    """All designs of level 0 (designs.py) with what its search has learned of them, for a search that goes on
+    from there.
 
     Without `pools_alone` nothing is taken from simulations of a pool alone: a prefill pool that misses TTFT
     alone may keep it in a pair, if few requests decide (pruning_rules.PREFILL_ALONE).

@@ -3,7 +3,7 @@
 A fleet "holds" if the SLO is kept in its simulation. The search assumes that a fleet that holds also holds
 with more workers (pruning_rules.py says how often that was wrong). Then the least count that holds follows by
 bisection. And one simulation may rule an option out: if the most workers of it that cost less than the
-incumbent (the best fleet so far) fail, all fewer fail too.
+incumbent (the best fleet so far) fail, fewer workers fail too.
 
 No option is simulated below the count that the SLO requires under any policy (master.least_workers). Fleets
 of a prefill and a decode pool: two_pools.py.

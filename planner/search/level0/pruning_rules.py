@@ -35,7 +35,7 @@ keep up with the trace's output tokens at the batch size of the most tokens/s
 LINK: PruningRule = "link"
 """A prefill pool and a decode pool fail if the link between them cannot transfer the KV blocks, in the order
 of the prefills, before the backlog test needs them (problem/link.py). The rule assumes that no hand-off
-overtakes an earlier one that waits for room.
+overtakes an earlier one that waits for a free KV cache.
 """
 
 POLICY_RACE: PruningRule = "raced"

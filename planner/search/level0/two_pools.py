@@ -1,8 +1,8 @@
-"""Level 0 with two pools: the cheapest p workers of a prefill option with d of a decode option.
+"""Level 0 with two pools: the cheapest fleet of p workers of a prefill option and d of a decode option.
 
-More prefill workers hand requests over in larger bursts. So a pair that holds with p of them may fail with
-p + 1, and p + 1 may need more decode workers than p. Since the least d may rise and fall as p grows, every
-prefill count is searched by itself:
+More prefill workers hand requests over in larger bursts. So a pair that holds with p prefill workers may fail
+with p + 1, and p + 1 may need more decode workers than p. Since the least d may rise and fall as p grows,
+every prefill count is searched by itself:
 
     for each pair of options, for each p from the least that can keep TTFT:
         do the most decode workers below the best price hold beside p?     no: p is out for this pair

@@ -1,9 +1,10 @@
-"""Simulates every fleet of level 0 that is cheaper than the best one found; "exact" means that this ended.
+"""Simulates every fleet of level 0 that is cheaper than the best one found. If this comes to its end, the
+answer is exact.
 
-The search leaves fleets out by its pruning rules (pruning_rules.py). If the cheaper fleets are few enough
+The search leaves fleets out by its pruning rules (pruning_rules.py). If the cheaper fleets are few enough,
 they are all simulated here, and the answer rests on no rule any more. The exception is the link rule: pairs
-that it left out are not simulated here either, so the answer is not exact. Besides these only counts below
-`BoundedOption.least` are left out: with so few workers no policy can do the work that the SLO requires.
+that it left out are not simulated here either, so the answer is not exact then. Apart from these pairs only
+counts below `BoundedOption.least` are left out, with which no policy can do the work that the SLO requires.
 
 `every_mix` lists the fleets of any mix for the search beyond level 0 (mixed/mixed_fleets.py).
 """
@@ -25,8 +26,8 @@ from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import node_of
 
 # `every_mix` may list this many vectors of counts for each fleet that it may return. Some vectors are no
-# fleets, as they have prefill workers and no decode workers, and some cost too much with idle GPUs of nodes.
-# The number is our choice; it bounds memory.
+# fleets, because they have prefill workers and no decode workers, and some cost too much with idle GPUs of
+# nodes. The number is set by hand; it bounds memory.
 VECTORS_PER_FLEET = 4
 SAMPLE = 8  # This many fleets are simulated first, to judge how long all would take.
 WAVE_SIZE = 32  # Fleets simulated in parallel; fixed, so that answers do not depend on the number of cores.
@@ -124,12 +125,12 @@ def walk(
     search: Search,
     may_go_on: Callable[[int, int], bool],
 ) -> None:
-    """Simulate all cheaper fleets as long as `may_go_on(done, left)` says so; updates `search`.
+    """Simulate all cheaper fleets as long as `may_go_on(done, left)` allows it; updates `search`.
 
-    A sample of all fleets comes first, then the other fleets from the dearest on: cheap ones are likelier to
-    be too small, so an interrupted walk has simulated the likeliest. Fleets that are known to fail
-    (`verdicts`) are skipped. A fleet that holds becomes the best, and from then on only cheaper ones are
-    simulated. `search.is_exact` is set if no cheaper fleet remains.
+    A sample of all fleets comes first, then the other fleets from the dearest on: cheap fleets are likelier
+    to be too small, so an interrupted walk has simulated those that are likeliest to hold. Fleets that are
+    known to fail (`verdicts`) are skipped. A fleet that holds becomes the best, and from then on only cheaper
+    fleets are simulated. `search.is_exact` is set if no cheaper fleet remains.
     """
     cheaper_left = count_cheaper(mixed, pairs, search, search.value)
     search.counted_below = search.value, cheaper_left  # `note_cheaper` need not count again.
@@ -179,7 +180,7 @@ def note_cheaper(
     verdicts: fleet_counts.Verdicts,
     search: Search,
 ) -> None:
-    """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
+    """Record in `search` how many fleets are cheaper than the best, and how many of these were simulated."""
     if search.counted_below is not None and search.counted_below[0] == search.value:
         count = search.counted_below[1]  # The walk has counted them already.
     else:

@@ -1,1 +1,1 @@
-"""Fleets with several worker types per pool, the best fleet under each choice of policies, and the bound."""
+"""Searches fleets with several worker types per pool, under each choice of policies, and bounds their value."""

@@ -1,6 +1,7 @@
-"""Asks before a search whether fleets with about a worker for each agent keep the SLO of traffic of agents.
+"""Simulates, before a search for traffic of agents, whether fleets with about a worker for each agent keep
+the SLO.
 
-The number of agents that work at once is given, so with a worker for each of them hardly a request waits. If
+The number of agents that work at once is given, so with a worker for each agent hardly a request waits. If
 all such fleets miss the SLO, a search would take all of its time and end without a fleet. So the question
 ends here, with an error that names limits which the nearest of these fleets would keep. Nothing proves that
 no other fleet keeps the SLO, so the error does not claim a proof.
@@ -128,8 +129,8 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
 
 
 def _out_of_reach(problem: Problem, misses: list[NearFleet]) -> InfeasibleError:
-    """The error that none of these fleets keeps the SLO, with the limits that the nearest of them would keep.
-    It is the nearest of those within the question's limits on money, power and stock, if there are any.
+    """The error that none of these fleets keeps the SLO, with the limits that the nearest fleet would keep:
+    the nearest of the fleets within the question's limits on money, power and stock, or else of all.
     """
     allowed = [near for near in misses if problem.allows(near.counts)]
     nearest = min(allowed or misses, key=lambda near: near.excess)

@@ -172,9 +172,9 @@ def _with_fewest_gpus(problem: Problem, options: Sequence[Option], best: Counts)
 
 
 def _without_budgets(problem: Problem) -> Problem | None:
-    """The same question without its budgets, which are the limits on money, power and the number of all GPUs,
-    and with half of the time that is left. The stock of each GPU type stays. None if the question has no
-    budgets, or if a bound proves that no fleet is within them.
+    """The same question without its budgets (the limits on money, power and the number of all GPUs), but with
+    the stock of each GPU type, and half of the remaining time. None if the question has no budgets, or if a
+    bound proves that no fleet is within them.
 
     If the best fleet without budgets is within them, it is also the best fleet with them. A search with
     budgets takes another path and may miss that fleet.
@@ -195,8 +195,8 @@ def _without_budgets(problem: Problem) -> Problem | None:
 
 
 def find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
-    """The best fleet found for a question that is asked in addition to the user's, for instance in scenarios;
-    None if none is found.
+    """The best fleet found for a question other than the user's, for instance in scenarios; None if none is
+    found.
 
     Nothing is proved or explained, so that this takes much less time than `find_best_fleet`. It starts from
     the fleets of `start` that hold. With `is_mixed` fleets of several worker types are searched too.

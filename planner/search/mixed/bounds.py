@@ -26,12 +26,12 @@ SOLVER_FRAC = 1e-6  # Rounding errors of the solver may put the bound above a fl
 
 
 def lower_bound(problem: Problem) -> float | None:
-    """The least value that any fleet within the limits can have, whatever its policies; None if no fleet is
-    within them.
+    """A lower bound on the value of every fleet within the limits, whatever its policies; None if no fleet is
+    within the limits.
 
     The bound covers all worker types that hold the weights, even those too small for the longest request: if
     a percentile allows it, a fleet may reject that request. Computing the bound takes at most BOUND_TIME_FRAC
-    of the time that is left; if that runs out, the bound is lower.
+    of the remaining time; if that runs out, the bound is lower.
     """
     options, burst_bound = _all_envelopes(problem), 0.0
     deadline = wall_deadline_s(problem.deadline, BOUND_TIME_FRAC)

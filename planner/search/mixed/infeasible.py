@@ -111,7 +111,9 @@ def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
 
 
 def _far_more_text(problem: Problem) -> str:
-    """A clause that says that no looser limits were found, and which limits on the fleet bind too."""
+    """A clause: no fleet was found even with much looser limits, within the limits on the fleet that it
+    names.
+    """
     names = ", ".join(limit.name for limit, _ in problem.limits.rows())
     also = f" within the limits on {names}, so raise these too" if names else ""
     return f"no fleet was found at {MOST_RELAXED:g} times that{also}"
@@ -128,8 +130,8 @@ def _with_caches_text(problem: Problem) -> str:
 
 
 def _none_fits_text(problem: Problem) -> str:
-    """If the limits do not even have room for one worker, a sentence that says what the smallest worker
-    takes: relaxing the SLO would not help then.
+    """If not even one worker is within the limits, a sentence that names the smallest worker: relaxing the
+    SLO alone would not help then.
     """
     if any(problem.limits.most_workers(worker) >= 1 for worker in problem.types):
         return ""
@@ -150,7 +152,7 @@ def infeasible(
     """The error that no fleet holds: what binds, the smallest relaxation, and whether it is proved.
 
     `wider_fleets` (of `find_wider_fleets`) keep the SLO and exceed the limits, so the error can name limits
-    with which there is a plan. The error is proved where the bound over all fleets exceeds the limits; else
+    with which there is a plan. The error is proved if the bound over all fleets exceeds the limits; otherwise
     it rests on searches that came to their end.
     """
     rows = problem.limits.rows()
@@ -158,7 +160,7 @@ def infeasible(
     is_proved = problem.lower is None  # `bounds.lower_bound` found that no fleet is within the limits.
     has_ended = level0.search.is_exhausted and (
         mixed.is_exact
-        # The end of the search for mixed fleets says nothing of fleets after a loss: its master ignores
+        # If losses must be survived, the end of the search for mixed fleets shows nothing: its master ignores
         # losses.
         or ((mixed.is_exhausted or mixed.is_hopeless) and not problem.oracle.has_losses)
     )
@@ -191,8 +193,8 @@ def infeasible(
 
 
 def _looser_limits(problem: Problem) -> tuple[list[list[Change]], str]:
-    """The least limits of the SLO, one at a time, that a fleet within the limits keeps, and the end of a
-    sentence that names them; both are empty where there is no time to look for them.
+    """The least limits of the SLO, each relaxed alone, that a fleet within the limits keeps, and the end of a
+    sentence that names them. Both are empty if there is no time to search them.
     """
     if problem.out_of_time() or len(problem.trace) > MOST_PROBED_REQUESTS:
         return [], ""
@@ -204,10 +206,10 @@ def far_beyond(problem: Problem) -> InfeasibleError | None:
     """The error of a question whose limits are far too tight: by the bound alone every fleet needs FAR_BEYOND
     times a limit or more.
 
-    None for all other questions: if no fleet is found for them, their error names a relaxation with which a
-    fleet holds. None too if the trace is so short that fleets for such a relaxation are quickly simulated.
+    None for all other questions; their error, if no fleet is found, names a relaxation with which a fleet
+    holds. None too if the trace is so short that fleets for such a relaxation are quickly simulated.
     """
-    # With a number as `lower`, the bound leaves it open whether a fleet is within the limits.
+    # If `lower` is a number, the bound leaves open whether a fleet is within the limits.
     if problem.lower is not None or len(problem.trace) <= MOST_PROBED_REQUESTS:
         return None
     limits = problem.limits
@@ -248,8 +250,8 @@ def _carried_text(problem: Problem) -> str:
 def _undecided(
     problem: Problem, level0: Level0, names: str, ways: Sequence[tuple[Change, ...]]
 ) -> InfeasibleError:
-    """The error where neither a fleet was found nor a proof that there is none. `ways` are changes of the
-    limits with which a fleet was found.
+    """The error if neither a fleet nor a proof that there is none was found. `ways` are changes of the limits
+    with which a fleet was found.
     """
     within = f"within the limits ({names}) " if names else ""
     relaxed: list[list[Change]] = []
@@ -288,9 +290,9 @@ def find_wider_fleets(problem: Problem) -> list[Counts]:
     limit, the search lifts that limit alone and looks for the fleet that needs least of it. If this finds no
     fleet, all limits are lifted together.
 
-    A search with other limits takes another path, so it may find a fleet within the limits after all. Then
-    that fleet is the only one returned. The search with all limits lifted comes first, unless a bound proves
-    that no fleet is within the limits: users often raise their limits to those that this function named, and
+    A search with other limits takes another path, so it may find a fleet within the limits after all, which
+    is then the only one returned. The search with all limits lifted comes first, unless a bound proves that
+    no fleet is within the limits: users often raise their limits to those that an earlier error named, and
     that search finds the named fleet again.
     """
     limits, is_proved = problem.limits, problem.lower is None
@@ -325,8 +327,8 @@ def find_wider_fleets(problem: Problem) -> list[Counts]:
 
 
 def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
-    """Whether the limit counts owned GPUs of which more may be rented. Then the stock of the row, which has
-    both, is what binds.
+    """Whether the limit counts owned GPUs of which more may be rented. Then the stock of the row, which
+    counts owned and rented GPUs, is the limit that binds.
     """
     return limit.gpu.endswith(OWNED) and row_of(limit.gpu) in problem.limits.stock
 

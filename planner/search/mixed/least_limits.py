@@ -34,8 +34,8 @@ MOST_PROBED = 4  # The largest fleets of this many worker types are simulated to
 MOST_WORKERS = 256
 LIFTED_S = 1e7  # Every request keeps this limit. It is finite because verdicts compute with it.
 
-# A limit, its floor, and the name of the worker type that reaches the floor.
 Floor = tuple[Limit, float, str]
+"""A limit, its floor [s], and the name of the worker type that reaches the floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ def _changes(problem: Problem, kept_limits: _KeptLimits) -> list[Change]:
 
 
 def _narrowed(problem: Problem, kept_limits: _KeptLimits, name: str) -> _KeptLimits:
-    """The same limits, of which that of `name` is lowered by bisection as far as fleets of level 0 keep all.
-    The bisection is on a logarithmic scale, because PRECISION is a ratio.
+    """The limits with that of `name` lowered by bisection as far as fleets of level 0 keep all limits. The
+    bisection is on a logarithmic scale, because PRECISION is a ratio.
     """
     enough_s, missed_s = kept_limits.limits_s[name], kept_limits.missed_s[name]
     while enough_s > missed_s * PRECISION and not problem.out_of_time():
@@ -185,11 +185,11 @@ def _types_to_probe(types: Sequence[WorkerType], floors: Sequence[Floor]) -> lis
 
 
 def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
-    """Limits [s] by name that the largest fleet of one of a few fast worker types attains while it keeps the
-    other limits. If several types do, the limits with the smallest product are returned; empty if none does.
-    The fleet was simulated with these limits, and held.
+    """Limits [s] by name with which the largest fleet of one of a few fast worker types holds in simulation.
+    If there are several such types, the limits with the smallest product are returned; empty if there is
+    none.
 
-    This takes two simulations for each type: one with the limits lifted, whose percentiles become the new
+    Each type takes two simulations: one with the limits of `floors` lifted, whose percentiles become the new
     limits, and one with these limits, on all draws of the traffic on which fleets are judged. A search takes
     far longer: for 10,000 turns of 24 agents one had no answer after 70 CPU seconds.
     """

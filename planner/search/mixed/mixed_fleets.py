@@ -53,18 +53,18 @@ LEAST_PROPOSALS = 4
 LEAST_EXCHANGES = 2
 BETTER_FRAC = 1e-6  # A proposal is cheaper by this share at least, which is more than the solver's tolerance.
 # The share of the traffic that one worker serves is estimated as 1 over the workers that all traffic needs.
-# At least this many are taken to be needed, so that the share is finite even where an option has no work.
+# At least this many workers are assumed, so that the share is finite even where an option has no work.
 LEAST_COUNT = 0.05
 # Every cheaper fleet of any mix is simulated if that takes no more than this effort [requests].
 MIX_EFFORT = 1_000_000
 # The search of fleets with up to four options of any engine settings may take this effort [requests], and the
 # search near the best fleet as much again.
 REFINE_EFFORT = 300_000
-# Where level 0 learned no count that holds, an option is taken to need this many times the workers that its
-# work alone keeps busy.
+# If level 0 found no count that holds, an option is assumed to need this many times the workers that its work
+# alone keeps busy.
 USUAL_RATIO = 1.5
-# At least this many more workers than a count that failed are taken to be needed, in an estimate by work and
-# in one for an option alone.
+# If a count failed, at least this many more workers are assumed to be needed, in an estimate by work and in
+# an estimate for an option alone.
 LEAST_MORE_BY_WORK, LEAST_MORE_ALONE = 0.1, 0.5
 # Before the search of REFINE_EFFORT, fleets with one engine setting per role and hardware are searched with
 # this effort [requests]. By work alone the largest steps look best. So in this first search a worker whose
@@ -215,8 +215,8 @@ def _shares_by_work(
     follows from the number of workers that the work of all traffic keeps busy.
 
     More workers are needed than are busy. Level 0 has shown the ratio for some options: if n is the least
-    count that holds, between n - 1 and n workers are needed, and we take n - 1/2. An option gets the median
-    ratio over options of its role, or over all options if none of its role has one.
+    count that holds, between n - 1 and n workers are needed, and n - 1/2 is taken. An option gets the median
+    ratio over options of its role, or over all options if no option of its role has a ratio.
     """
     # The work is guessed as if no request waited for another one.
     slo_work = guess_slo_work(problem.slo, replace(problem.trace, after=no_edges()))
@@ -239,8 +239,8 @@ def _shares_by_work(
 
 
 def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
-    """Simulate every cheaper fleet of any mix of `level0.options`, if they are few enough. Returns the best
-    fleet, and whether all cheaper ones of all options were simulated.
+    """Simulate every cheaper fleet of any mix of `level0.options`, if these are few enough. Returns the best
+    fleet, and whether all cheaper fleets of all options were simulated.
     """
     oracle = problem.oracle
     most_effort = WALK_EFFORT if best is None else MIX_EFFORT  # More if no fleet is known: any is an answer.
@@ -288,9 +288,9 @@ def _best_after_exchanges(
 def _exchange_workers(
     problem: Problem, best: Counts, options: Sequence[Option], all_options: Sequence[Option], most: int
 ) -> Counts:
-    """The best fleet after exchanges of one worker for a cheaper one of its role, those that save most first.
-    At most `most` fleets are simulated. New workers are of `options`; the order of `all_options` is that of a
-    fleet's pools.
+    """The best fleet after exchanges of one worker for a cheaper worker of its role, the exchange that saves
+    most first. At most `most` fleets are simulated. New workers are of `options`; a fleet's pools are in the
+    order of `all_options`.
     """
     oracle = problem.oracle
     failed: set[frozenset[tuple[str, int]]] = set()
@@ -314,8 +314,8 @@ def _exchange_workers(
 
 
 def _cheaper_exchanges(best: Counts, options: Sequence[Option]) -> list[Counts]:
-    """The cheaper fleets in which one worker of the best fleet is replaced by one of another option of its
-    role; the one that saves most comes first.
+    """The cheaper fleets in which one worker of the best fleet is replaced by a worker of another option of
+    its role; the fleet that saves most comes first.
     """
     exchanges = []
     for old, _ in best:
@@ -348,7 +348,7 @@ def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
         if any(option.name in search.least_holding for option in alike) or not 1 <= most < math.inf:
             continue  # A count that holds is known, or there is no stock at all, or no limit on it.
         if largest_below(alike[0], search.value) <= most:
-            continue  # Its price, not its stock, is what rules it out.
+            continue  # The price rules these options out before their stock does.
         least = math.inf
         for option in sorted(alike, key=partial(_rank_by_gaps, problem)):
             if problem.out_of_time():

@@ -1,10 +1,10 @@
-"""The best fleet under each choice of policies, and with `policies: any` a race of all others.
+"""Searches the best fleet under each choice of policies; with `policies: any` all other policies are raced.
 
 Each choice of policies that the question names has a search of its own. For all other policies searches would
 cost too much, so they are raced in rounds. In a round, fleets that are near the best one and cost less are
-simulated with each of these policies. For the policy that saves most there is then a search of its own, and
-the next round changes one more policy, until none saves anything. That a race overlooks nothing is an
-assumption of the certificate (level0/pruning_rules.py, POLICY_RACE).
+simulated with each of these policies. The policy that saves most then has a search of its own, and the next
+round changes one more policy, until no change saves anything. That a race overlooks nothing is an assumption
+of the certificate (level0/pruning_rules.py, POLICY_RACE).
 """
 
 import math
@@ -57,11 +57,11 @@ def search_policies(
 ) -> list[tuple[Problem, FleetSearch]]:
     """The search under each choice of policies of the question, for those that have a fleet.
 
-    The SLO must be kept on all of `problem.draws`, but most of them rule out no fleet. So a search begins
+    The SLO must be kept on all of `problem.draws`, but most draws rule out no fleet. So a search begins
     without them. If its best fleet fails on a draw, that draw is added and the search begins again. Fewer
-    draws demand less, so a best fleet that holds on all of them is the best for all. `start` are fleets to
-    begin with; `prove` and `walks` are those of `find_best_fleet`. Raises InfeasibleError if no choice has a
-    fleet.
+    draws demand less, so if the best fleet then holds on all draws, it is the best with all draws. `start`
+    are fleets to begin with; `prove` and `walks` are those of `find_best_fleet`. Raises InfeasibleError if no
+    choice has a fleet.
     """
     while True:
         answers = _search_each_choice(problem, start, prove=prove, walks=walks)
@@ -215,8 +215,8 @@ def _cut_to_limits(problem: Problem, wider: Counts) -> list[Counts]:
 
 
 def _no_fleet_error(problem: Problem, errors: Sequence[InfeasibleError]) -> InfeasibleError:
-    """The error where no choice of policies has a fleet. It is proved if a bound says so of all policies, or
-    if the search with each choice proves it and no other policy was merely raced.
+    """The error if no choice of policies has a fleet. It is proved if a bound shows that no policies have
+    one, or if the search with each choice proves it and no other policies were merely raced.
     """
     first = next((error for error in errors if not error.is_proved), errors[0])
     if not (first.is_proved and problem.task.policies.raced_changes) or problem.lower is None:
@@ -347,8 +347,8 @@ def race_policies(
     chosen, best = best_of(answers)
     usual = with_usual_queue(chosen)
     if usual is not None and not any(each.oracle.policies == usual.oracle.policies for each, _ in answers):
-        # A race adopts a policy only for a lower price. At an equal price we take the usual queue, the
-        # simplest.
+        # A race adopts a policy only for a lower price. At an equal price the usual queue is taken, which is
+        # the simplest.
         if (result := _search_if_best_holds(usual, best.best)) is not None:
             answers.append((usual, result))
     for _, result in answers:

@@ -39,7 +39,7 @@ def fit_router(oracle: Oracle, counts: Counts) -> Policies:
 
 
 def fit_router_before_search(oracle: Oracle, likely_fleet: Counts) -> tuple[Policies, Counts | None]:
-    """Do as `fit_router` while no fleet that keeps the SLO is known: begin with `likely_fleet`, and as long
+    """Like `fit_router`, while no fleet that keeps the SLO is known: begin with `likely_fleet`, and as long
     as the fleet fails, double its workers, up to MOST_DOUBLINGS times.
 
     Returns the policies and the first of these fleets that keeps the SLO, or None if all fail.
@@ -59,7 +59,7 @@ def _slack(oracle: Oracle, policies: Policies, counts: Counts) -> float:
     _, verdict = oracle.simulate_and_judge(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:
         return -float("inf")  # The backlog grows, so the fleet misses the SLO whatever its percentiles are.
-    # (share of requests within the limit, share that must be) of each line.
+    # For each limit: the share of requests within it, and the share that must be.
     shares = [(line.deciding_frac, line.limit.percentile_frac) for line in verdict.lines]
     if oracle.slo.attainment_frac is not None:
         worst = verdict.attainment_worst

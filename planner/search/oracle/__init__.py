@@ -1,1 +1,1 @@
-"""What simulations say of a fleet: traffic and scenarios, queries, remembered verdicts."""
+"""Judges fleets by simulation: traffic and scenarios, queries, remembered verdicts."""

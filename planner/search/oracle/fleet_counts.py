@@ -1,4 +1,4 @@
-"""A fleet as searches handle it, and its value in the objective, which a search minimises.
+"""A fleet in the form that searches use, and its value in the objective, which a search minimises.
 
 Here a fleet is counts of options. An option (solvers/master.py) is a worker type in a role, with what one
 worker adds to the objective (`option.objective`), and the kind of node on which it runs if nodes are sold
@@ -115,8 +115,8 @@ def objective_of(counts: Iterable[tuple[Option, int]]) -> float:
 
 
 def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Floats:
-    """The objectives (n,) of n fleets, as `objective_of` computes them. Each fleet has workers of the prefill
-    option p, `n_p` (n,) of them, and of the decode option d, `n_d` (n,); all counts are above 0.
+    """The objectives (n,) of n fleets, as `objective_of` computes them. Each fleet has `n_p` (n,) workers of
+    the prefill option p and `n_d` (n,) of the decode option d; all counts are above 0.
     """
     total = n_p * p.objective + n_d * d.objective
     if p.node is None and d.node is None:

@@ -1,5 +1,5 @@
-"""Whether fleets keep the SLO, also after the losses that they must survive. The simulator answers, and its
-answers are cached.
+"""Decides by simulation whether fleets keep the SLO, also after the losses that they must survive. Answers
+are cached.
 
 A fleet must keep the SLO without the workers that may be down: any `spare_workers` of them, or whatever
 workers may run on any `spare_nodes` nodes, and in addition the most spot workers that are down at once in all
@@ -173,14 +173,15 @@ class Answers:
 def is_looser(slo: Slo, other: Slo) -> bool:
     """Whether every fleet that keeps `other` keeps `slo`.
 
-    So it is if `slo` has the same percentiles, each with the same or a larger limit, no higher attainment, no
-    windows or the same ones, and no guarantees to tenants or the same ones.
+    That is so if `slo` has the same percentiles, each with the same or a larger limit, no higher attainment,
+    no windows or the same ones, and no guarantees to tenants or the same ones.
     """
     if slo.every_s is not None and slo.every_s != other.every_s:
         return False
     if slo.guarantees and slo.guarantees != other.guarantees:
         return False
-    # Lines of the SLO are compared by all but their seconds: by metric, percentile and class.
+    # Two limits are the same if they differ only in their seconds: in metric, percentile and class they
+    # agree.
     limits = {replace(limit, limit_s=0.0): limit.limit_s for limit in slo.limits}
     other_limits = {replace(limit, limit_s=0.0): limit.limit_s for limit in other.limits}
     if limits.keys() != other_limits.keys():
@@ -354,10 +355,10 @@ class Oracle:
     def _keeps_enough(self, counts: Counts) -> bool:
         """Whether the fleet keeps the SLO in enough scenarios, which are simulated until that is clear."""
         missed, undecided = 0, self._in_scenarios
-        # As long as the scenarios that are left can still decide either way:
+        # As long as the undecided scenarios can still decide either way:
         while missed <= self.may_miss < missed + len(undecided):
-            # This many misses refute the fleet; this many scenarios that are kept prove it. Fewer simulations
-            # than the smaller number cannot decide, so that many run in parallel.
+            # So many misses refute the fleet, and so many kept scenarios prove it. Fewer simulations than the
+            # smaller of the two cannot decide, so that many run in parallel.
             to_refute = self.may_miss + 1 - missed
             to_prove = missed + len(undecided) - self.may_miss
             least_needed = min(to_refute, to_prove)

@@ -1,4 +1,4 @@
-"""The headroom of a fleet: the most traffic, and the longest steps, with which it holds, by bisection.
+"""Finds the headroom of a fleet: the most traffic, and the longest steps, with which it holds, by bisection.
 
 More traffic is the same requests in less time, so bursts grow too, and nothing is drawn at random. Where
 agents begin together, more traffic is more agents instead (`scaling.with_times_the_traffic`).

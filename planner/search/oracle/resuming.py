@@ -1,4 +1,4 @@
-"""The simulated answers of a search, kept in a file, so that a run that was killed can be resumed.
+"""Keeps the simulated answers of a search in a file, so that a run that was killed can be resumed.
 
 A search simulates whether fleets keep an SLO on some traffic. The file keeps each answer under a digest of
 all that it depends on, with the number of requests that were simulated, because they advance the search's

@@ -131,7 +131,7 @@ class Scenarios:
         return Scenarios(self.task, self.trace, self.seed, self.kind, self.count, requests, downscale)
 
     def with_more(self, more_frac: float) -> Scenarios:
-        """The same scenarios with `more_frac` more traffic, on top of the growth that the task asks for."""
+        """The same scenarios with `more_frac` more traffic, on top of the growth in the task's `safety`."""
         safety = self.task.safety
         assert safety is not None
         # Not (1 + growth) (1 + more) - 1, which is 0.19999999999999996 for 0 and 0.2: its requests would not

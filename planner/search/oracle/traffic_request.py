@@ -1,5 +1,5 @@
-"""The traffic that a task asks for: a trace, rescaled and cut, or requests drawn from a description
-(planner/traffic/described.py). A task may ask for several draws, and for several rates.
+"""Makes the traffic of a task: a trace, rescaled and cut, or requests drawn from a description
+(planner/traffic/described.py). A task may have several draws, and several rates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_RATES = 41
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrafficRequest:
-    """What a fleet must serve: requests, a note on how they came out of the trace, and further draws and
+    """What a fleet must serve: requests, a note on how they were made from the trace, and further draws and
     rates of the same traffic, each of which the fleet must serve as well.
     """
 
@@ -36,13 +36,13 @@ class TrafficRequest:
 
     @classmethod
     def of(cls, trace: Trace, task: PlanQuestion, *, seed: int) -> TrafficRequest:
-        """The traffic that a task asks for, from a trace as it was read."""
+        """The traffic of a task, from a trace as it was read."""
         requests, note = requested_traffic(trace, task, seed=seed)
         return cls(requests, note, further_traffic(trace, task, requests, seed=seed))
 
 
 def requested_traffic(trace: Trace, task: PlanQuestion, *, seed: int) -> tuple[Trace, str]:
-    """The requests that must be served, and a sentence on how they came out of the trace.
+    """The requests that must be served, and a sentence on how they were made from the trace.
 
     The seed also spreads the stamps of a coarse clock, as `read_trace(path, seed=None)` leaves them. If the
     task has an interval of traffic (`task.robust`), these are the requests at its upper end;

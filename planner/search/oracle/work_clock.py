@@ -24,8 +24,8 @@ USUAL_LIMIT_S = 600.0
 search.
 """
 WORK_S = 120.0
-"""The default time limit of a question on the search's clock, on which all of its simulations take place one
-after another.
+"""The default time limit of a question on the search's clock, which counts all of its simulations one after
+another.
 """
 EFFORT_S = 1.2e-6
 """Seconds per simulated request of an ordinary fleet on the reference machine: between the 1.0 and 1.3 us

@@ -1,1 +1,3 @@
-"""Which prefixes of prompts each worker keeps: placed, pinned, kept alive, and how they drift."""
+"""Decides which prefixes of prompts each worker keeps: places, pins and keeps them alive, and lets them
+drift.
+"""

@@ -1,14 +1,14 @@
 """Computes how often a router must request pinned prefixes so that an engine that cannot pin keeps them in
 its cache, and what that costs.
 
-vLLM cannot pin blocks: those used longest ago leave its cache first. A prefix stays if it is used again
+vLLM cannot pin blocks: the blocks used longest ago leave its cache first. A prefix stays if it is used again
 before new tokens have filled the memory that its worker has beside the pinned prefixes. The shortest time in
 which new tokens fill this memory, the turnover, follows from the plan's simulation. If no user has requested
 a prefix for half of the turnover, the router requests it, with one output token. Then only the prefix's last
 block is computed.
 
-A leaf is a pinned prefix that is not the beginning of another one (prefix_placing.py). To request it uses all
-of its beginnings too.
+A leaf is a pinned prefix that is not the beginning of another one (prefix_placing.py). A request for a leaf
+uses all of its beginnings too.
 """
 
 import math
@@ -62,14 +62,14 @@ def find_keep_alive(
     simulation: Simulation,
     pool: Pool,
     first_worker: int,
-    room_tokens: Sequence[float],
+    free_tokens: Sequence[float],
     leaves: Sequence[Sequence[Leaf]],
 ) -> KeepAlive:
     """How often the router requests each worker's prefixes, and how much of the busiest engine's time that
     takes.
 
     The engines of `simulation` have prefix caches, and the pool's workers have the numbers from
-    `first_worker` on. The pool's r-th worker can cache `room_tokens[r]` tokens beside its pinned prefixes,
+    `first_worker` on. The pool's r-th worker can cache `free_tokens[r]` tokens beside its pinned prefixes,
     which are `leaves[r]` and their beginnings.
     """
     assert simulation.cached_tokens is not None
@@ -82,7 +82,7 @@ def find_keep_alive(
     request_count, busiest_s = 0, 0.0
     for r, worker_leaves in enumerate(leaves):
         requests = np.flatnonzero(simulation.prefill_worker == first_worker + r)
-        turnover_s = turnover_s_of(trace.arrival_s[requests], new_tokens[requests], room_tokens[r])
+        turnover_s = turnover_s_of(trace.arrival_s[requests], new_tokens[requests], free_tokens[r])
         if not worker_leaves or math.isinf(turnover_s):
             every_s_by_worker.append(None)  # Nothing is pinned here, or nothing ever leaves this cache.
             continue
@@ -105,15 +105,15 @@ def find_keep_alive(
     )
 
 
-def turnover_s_of(arrival_s: FloatArray, tokens: IntArray, room_tokens: float) -> float:
+def turnover_s_of(arrival_s: FloatArray, tokens: IntArray, free_tokens: float) -> float:
     """The turnover [s]: the shortest time between two arrivals such that both requests and those between them
-    have `room_tokens` or more together; infinite if all requests together have fewer. `tokens` (n,) are the
+    have `free_tokens` or more together; infinite if all requests together have fewer. `tokens` (n,) are the
     new tokens of each request, `arrival_s` (n,) its arrival.
     """
     total_tokens = np.cumsum(tokens)
     # For each request, as the last of a row of requests, the latest first one with which the row has
-    # `room_tokens`; -1 if none.
-    begin = np.searchsorted(total_tokens - tokens, total_tokens - room_tokens, side="right") - 1
+    # `free_tokens`; -1 if none.
+    begin = np.searchsorted(total_tokens - tokens, total_tokens - free_tokens, side="right") - 1
     ends = np.flatnonzero(begin >= 0)
     return float((arrival_s[ends] - arrival_s[begin[ends]]).min()) if len(ends) else math.inf
 

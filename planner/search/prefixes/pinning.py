@@ -1,4 +1,4 @@
-"""Decides which prefixes the workers of a simulated fleet pin. Routing `pinned-prefix` must know that before
+"""Decides which prefixes the workers of a simulated fleet pin, which routing `pinned-prefix` must know before
 the simulation begins.
 
 A fleet pins the stable prefixes of the trace on which the plan is made (prefix_placing.py). Each pool that
@@ -6,7 +6,7 @@ prefills places them on its workers; other draws and scenarios of the traffic ar
 placement. After a loss the prefixes are placed again, as if the remaining workers were warmed up again.
 
 A search simulates hundreds of fleets, so each placement is made quickly. For the few best fleets, `polish`
-looks for a placement with a smaller largest load, and for a lower bound on that load.
+searches a placement with a smaller largest load, and a lower bound on that load.
 """
 
 import math
@@ -17,12 +17,12 @@ import numpy as np
 
 from planner.fleet import Fleet, PinnedPrefix, Pool, WorkerType
 from planner.search.prefixes.prefix_placing import (
+    PrefixMemory,
     PrefixPlan,
-    Room,
     StableTraffic,
     estimate_plan,
     leaves_of,
-    room_of,
+    memory_for_prefixes,
     stable_traffic,
 )
 from planner.search.prefixes.prefix_replay import replayed_hits
@@ -30,8 +30,8 @@ from planner.solvers.prefix_demand import SAME_FRAC
 from planner.solvers.prefix_replication import polish_replication, replicate_quickly
 from planner.traffic.trace import Trace
 
-NO_ROOM = Room(placed_tokens=0, lru_tokens=0, sequences=0.0)  # Decode workers keep no prefixes.
-# How many routings a quick placement tries: few, because a search makes hundreds of placements. A routing
+NO_MEMORY = PrefixMemory(placed_tokens=0, lru_tokens=0, sequences=0.0)  # Decode workers keep no prefixes.
+# A quick placement computes only this many routings, because a search makes hundreds of placements. A routing
 # assigns every class of requests to workers (planner/solvers/prefix_prices.py).
 QUICK_ROUTINGS = 10
 POLISH_SEED = 0  # Fixed, so that a placement depends only on the fleet and the traffic.
@@ -60,8 +60,8 @@ class PolishedPins:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pinning:
-    """Places the stable prefixes of `trace`, and caches each placement. `use` decides, for all simulations
-    from then on, whether the quick placement of some pools is simulated or their polished one.
+    """Places the stable prefixes of `trace`, and caches each placement. `use` decides whether later
+    simulations have the quick or the polished placement of some pools.
     """
 
     trace: Trace
@@ -93,8 +93,11 @@ class Pinning:
         quick replay of the trace estimates (prefix_replay.py).
         """
         workers = sum(pool.count for pool in pools if pool.role != "decode")
-        rooms = [NO_ROOM if pool.role == "decode" else room_of(self.trace, pool, workers) for pool in pools]
-        hits = replayed_hits(self.trace, pools, rooms, self.pinned_prefixes(pools))
+        memories = [
+            NO_MEMORY if pool.role == "decode" else memory_for_prefixes(self.trace, pool, workers)
+            for pool in pools
+        ]
+        hits = replayed_hits(self.trace, pools, memories, self.pinned_prefixes(pools))
         hit_frac = {pool.name: hit for pool, hit in zip(pools, hits, strict=True)}
 
         def placed_with_hits(pool: Pool) -> PrefixPlan:
@@ -123,7 +126,7 @@ class Pinning:
             if type_and_role not in self._traffic:
                 self._traffic[type_and_role] = stable_traffic(self.trace, pool)
             traffic = self._traffic[type_and_role]
-            memory_tokens = room_of(self.trace, pool, workers).placed_tokens
+            memory_tokens = memory_for_prefixes(self.trace, pool, workers).placed_tokens
             replication = replicate_quickly(
                 traffic.demand, pool.count, memory_tokens, sessions=traffic.sessions, routings=QUICK_ROUTINGS
             )

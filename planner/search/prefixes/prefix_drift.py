@@ -1,11 +1,11 @@
-"""Changes which prefixes of a trace are popular: each passes some of its sessions on to another.
+"""Changes which prefixes of a trace are popular: each prefix passes some of its sessions on to another.
 
 A random permutation maps each prefix to another one. A share of the sessions, drawn at random, is replaced.
 If such a session begins with prefix p, its place is taken by a copy of a random session (the donor) that
 begins with the prefix to which p is mapped. The copy starts when the old session did. In this way common
 prefixes may become rare, and rare ones common. A request outside of sessions is a session by itself.
 
-Only the longest stable prefixes (prefix_placing.py) take part: those that no other stable prefix continues.
+Only the longest stable prefixes (prefix_placing.py) take part, which no other stable prefix continues.
 Requests that begin with a shorter stable prefix, or with none, are not replaced.
 """
 
@@ -64,8 +64,8 @@ def drift_popularity(trace: Trace, drift_frac: float, rng: np.random.Generator) 
     combined = combine_parts(trace, part_rows, arrival_s)
     if not trace.after.size:
         # A copy must share no more with its donor than any other request does. So the blocks that only the
-        # donor has get new ids in the copy, and copies share prefixes only if they did before. With waits
-        # between requests `combine_parts` has done so.
+        # donor has get new ids in the copy, and copies share prefixes only if their donors did. With waits
+        # between requests `combine_parts` has done this already.
         part_number = np.repeat(np.arange(len(part_rows)), [len(rows) for rows in part_rows])
         by_arrival = np.argsort(np.concatenate(arrival_s), kind="stable")
         combined = replace(

@@ -1,9 +1,9 @@
-"""Which prefixes each worker of a pool should keep, and what that saves. The formulation is
-`replicate_prefixes` (solvers/prefix_replication.py). Here its input is made from a trace and a pool, and
+"""Chooses which prefixes each worker of a pool should keep, and estimates what that saves. The solver is
+`replicate_prefixes` (solvers/prefix_replication.py). This module makes its input from a trace and a pool, and
 estimates and warm-up prompts from its answer.
 
-Stable prefixes (system prompts, tool instructions, popular documents) are used in most parts of the trace:
-they are placed on workers. All other reuse is taken to be of sessions that come and go. Sessions use the
+Stable prefixes (system prompts, tool instructions, popular documents) are used in most parts of the trace, so
+they are placed on workers. All other reuse is assumed to be of sessions that come and go. Sessions use the
 memory that placed prefixes leave, and hit as often as in one LRU cache of that size over all workers. This
 assumes a router that keeps each session on its worker.
 
@@ -42,9 +42,9 @@ STABLE_PARTS = 8
 # At most this many nodes of the prefix tree are placed, the most used ones, which bounds the time that a
 # placement takes. All other nodes count as sessions.
 MOST_NODES = 100
-CURVE_PIECES = 12  # Pieces of the concave curve of session hits over memory that the formulation has.
-ROOM_ITERATIONS = 10  # Room depends on hits and hits on room; the two mostly agree after three rounds.
-SAME_HIT_FRAC = 1e-3  # Hit shares that differ by less count as equal: their room differs by about a block.
+CURVE_PIECES = 12  # Pieces of the concave curve of session hits over memory that the solver gets.
+MEMORY_ITERATIONS = 10  # Memory depends on hits and hits on memory; they mostly agree after three rounds.
+SAME_HIT_FRAC = 1e-3  # Hit shares that differ by less count as equal: their memory differs by about a block.
 STEP_ITERATIONS = 100  # Cheap rounds for a step's time and its sequences, which depend on each other.
 FULL_FRAC = 0.95  # Prefill is taken to have at most this share of a worker's time; at 1 no decode would end.
 # The search for a placement ends at this gap to its bound, or after this many routings. A routing assigns
@@ -79,7 +79,7 @@ class StableTraffic:
 class PrefixPlan:
     """Where the prefixes of a trace are kept in a pool, and the estimated effect, before any simulation.
 
-    `memory_tokens` is each worker's room for placed prefixes. Hit shares are of input tokens;
+    `memory_tokens` is each worker's memory for placed prefixes. Hit shares are of input tokens;
     `prefill_saved_frac` is of all prefill work; `uncached_load` is the seconds of work per second of one
     worker if nothing is cached.
     """
@@ -216,7 +216,7 @@ def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.rand
     """Place the stable prefixes of a trace on the workers of a pool; raises TraceError without block ids."""
     traffic = stable_traffic(trace, pool)
     demand, sessions = traffic.demand, traffic.sessions
-    memory_tokens = room_of(trace, pool).placed_tokens
+    memory_tokens = memory_for_prefixes(trace, pool).placed_tokens
     replication = replicate_prefixes(
         demand,
         pool.count,
@@ -391,11 +391,11 @@ def _session_reuse(
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """KV tokens that a worker has for prefixes, in whole blocks.
+class PrefixMemory:
+    """The memory of a worker for prefixes, in KV tokens of whole blocks.
 
     `placed_tokens` is for prefixes that are never dropped, so the longest request must fit beside them.
-    `lru_tokens` is the mean room beside the running requests, `sequences` of which decode.
+    `lru_tokens` is the mean memory beside the running requests, `sequences` of which decode.
     """
 
     placed_tokens: int
@@ -403,13 +403,13 @@ class Room:
     sequences: float
 
 
-def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
-    """The room that each worker has for prefixes beside its running requests if `workers`, by default those
-    of the pool, share all requests.
+def memory_for_prefixes(trace: Trace, pool: Pool, workers: int | None = None) -> PrefixMemory:
+    """The memory of each worker for prefixes, beside its running requests, if `workers`, by default those of
+    the pool, share all requests.
 
-    Hits leave room for more hits. So room and hits are computed in turn until they agree, beginning with the
-    hits of an endless cache. Hits are those of one LRU cache as large as `placed_tokens` of all workers: it
-    is the smaller of a worker's two rooms, so hits are not overstated.
+    Hits free memory, which brings more hits. So memory and hits are computed in turn until they agree,
+    beginning with the hits of an endless cache. Hits are those of one LRU cache as large as `placed_tokens`
+    of all workers, the smaller of the two amounts, so hits are not overstated.
     """
     workers = workers or pool.count
     blocks = prefixes.block_uses(trace)
@@ -417,17 +417,17 @@ def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
         trace, blocks.tokens, prefixes.stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
     )
     hit_frac = curve.infinite_frac
-    for _ in range(ROOM_ITERATIONS):
-        room = _room_with_hits(trace, pool, workers, hit_frac)
-        previous_frac, hit_frac = hit_frac, float(curve.at(room.placed_tokens * workers))
+    for _ in range(MEMORY_ITERATIONS):
+        memory = _memory_with_hits(trace, pool, workers, hit_frac)
+        previous_frac, hit_frac = hit_frac, float(curve.at(memory.placed_tokens * workers))
         if abs(hit_frac - previous_frac) < SAME_HIT_FRAC:
             break
-    return room
+    return memory
 
 
-def _room_with_hits(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
-    """The room on each worker if `hit_frac` of the input tokens hit. Tokens that hit are counted in the room,
-    not with the request that uses them.
+def _memory_with_hits(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> PrefixMemory:
+    """The memory of each worker for prefixes if `hit_frac` of the input tokens hit. Tokens that hit take this
+    memory, not that of the request that uses them.
 
     Sequences in decode by Little's law: arrivals x tokens to come x the time between two tokens, which is a
     step of that many sequences, made longer by the share of time that prefill takes.
@@ -458,18 +458,18 @@ def _room_with_hits(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> 
             )
         running_tokens += sequences * own_context
 
-    def room_beside(taken_tokens: float) -> int:
+    def tokens_beside(taken_tokens: float) -> int:
         blocks = int((worker.kv_tokens - taken_tokens) // KV_BLOCK_TOKENS)
         return max(blocks, 0) * KV_BLOCK_TOKENS
 
-    return Room(room_beside(max(running_tokens, longest)), room_beside(running_tokens), sequences)
+    return PrefixMemory(tokens_beside(max(running_tokens, longest)), tokens_beside(running_tokens), sequences)
 
 
 def workers_for_same_load(
     trace: Trace, plan: PrefixPlan, *, time_limit_s: float, rng: np.random.Generator
 ) -> int:
-    """The smallest pool found whose largest load is at most the load per worker without any cache. It is the
-    pool's own size if no smaller one is found in time.
+    """The size of the smallest pool found whose largest load is at most the load per worker without any
+    cache; the pool's own size if no smaller pool is found in time.
 
     This is an estimate by work alone. Only `plan` with `policies: {prefix_cache: true}` says whether an SLO
     holds then.
@@ -478,15 +478,15 @@ def workers_for_same_load(
     target = plan.uncached_load * (1 + ROUNDING)
     deadline_s = time.monotonic() + time_limit_s
     for workers in range(1, plan.pool.count):
-        room = room_of(trace, plan.pool, workers).placed_tokens
-        if hot_bound(demand, workers, room, sessions) > target:
+        memory_tokens = memory_for_prefixes(trace, plan.pool, workers).placed_tokens
+        if hot_bound(demand, workers, memory_tokens, sessions) > target:
             continue  # No placement on so few workers has a largest load that is low enough.
         if time.monotonic() > deadline_s:
             break
         fewer = replicate_prefixes(
             demand,
             workers,
-            room,
+            memory_tokens,
             sessions=sessions,
             time_limit_s=max(deadline_s - time.monotonic(), LEAST_SEARCH_S),
             routings=FEW_ROUTINGS,

@@ -2,9 +2,9 @@
 
 The requests are routed once, in their order of arrival. A worker is modelled as a queue of prompts, measured
 in seconds, and an LRU cache of whole blocks beside the pinned ones. Routing is `pinned-prefix`: of the
-workers with the longest pinned part of a prompt, the one that would finish its prefill first. The model
-leaves out steps, preemption, and the time until the blocks of a prompt are computed: later prompts hit them
-as soon as the prompt is sent.
+workers with the longest pinned part of a prompt, the one that would finish its prefill first gets it. The
+model leaves out steps, preemption, and the time until the blocks of a prompt are computed: later prompts hit
+them as soon as the prompt is sent.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.fleet import PinnedPrefix, Pool, Role, WorkerType
-from planner.search.prefixes.prefix_placing import Room
+from planner.search.prefixes.prefix_placing import PrefixMemory
 from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.traffic.prefixes import block_uses
 from planner.traffic.trace import Trace
@@ -78,12 +78,12 @@ class _QueuedWorker:
 
 
 def replayed_hits(
-    trace: Trace, pools: Sequence[Pool], rooms: Sequence[Room], pinned: Sequence[PinnedPrefix]
+    trace: Trace, pools: Sequence[Pool], memories: Sequence[PrefixMemory], pinned: Sequence[PinnedPrefix]
 ) -> list[float]:
     """For each pool the share of the input tokens sent to it that hit; 0 for pools without requests, and for
     decode pools.
 
-    `rooms[p]` is the memory of a worker of pool p. `pinned` numbers workers in the order of the pools.
+    `memories[p]` is the memory of a worker of pool p. `pinned` numbers workers in the order of the pools.
     """
     part = trace.select(np.arange(MOST_REQUESTS)) if len(trace) > MOST_REQUESTS else trace
     uses = block_uses(part)
@@ -91,8 +91,8 @@ def replayed_hits(
     workers: list[_QueuedWorker] = []
     pool_of: list[int] = []
     prefilling_count = sum(pool.count for pool in pools if pool.role != "decode")
-    for p, (pool, room) in enumerate(zip(pools, rooms, strict=True)):
-        workers += [_queued_worker(part, pool, room, prefilling_count) for _ in range(pool.count)]
+    for p, (pool, memory) in enumerate(zip(pools, memories, strict=True)):
+        workers += [_queued_worker(part, pool, memory, prefilling_count) for _ in range(pool.count)]
         pool_of += [p] * pool.count
     prefilling = [w for w, p in enumerate(pool_of) if pools[p].role != "decode"]
     _pin_prefixes(workers, pinned, part, offsets, nodes)
@@ -117,7 +117,7 @@ def replayed_hits(
     return [pool_hits / max(pool_sent, 1) for pool_hits, pool_sent in zip(hits, sent, strict=True)]
 
 
-def _queued_worker(trace: Trace, pool: Pool, room: Room, prefilling_count: int) -> _QueuedWorker:
+def _queued_worker(trace: Trace, pool: Pool, memory: PrefixMemory, prefilling_count: int) -> _QueuedWorker:
     """An idle worker of this pool, if `prefilling_count` workers of all pools share the prompts."""
     latency, decode_frac, gap_s = pool.type.latency, 0.0, 0.0
     if pool.role == "mixed":
@@ -125,14 +125,14 @@ def _queued_worker(trace: Trace, pool: Pool, room: Room, prefilling_count: int) 
         decodes_s = _work_s(trace, pool.type, "mixed") - _work_s(trace, pool.type, "prefill")
         decode_frac = min(decodes_s / trace.duration_s / prefilling_count, MOST_DECODE_FRAC)
         # As an estimate, a decode reads the KV of a mean prompt, without the answer so far.
-        decodes, kv_tokens = room.sequences, room.sequences * float(trace.input_tokens.mean())
+        decodes, kv_tokens = memory.sequences, memory.sequences * float(trace.input_tokens.mean())
         gap_s = float(latency.step_s(tokens=decodes, decodes=decodes, kv_tokens=kv_tokens))
     return _QueuedWorker(
         token_s=cheapest_token_s(latency, pool.type.max_num_batched_tokens),
         attention_pair_s=latency.a_s,
         slowdown=1 / (1 - decode_frac),
         token_gap_s=gap_s,
-        blocks=room.lru_tokens // trace.prefix_block_tokens,  # Pinned prefixes are part of this room.
+        blocks=memory.lru_tokens // trace.prefix_block_tokens,  # Pinned prefixes are part of this memory.
     )
 
 

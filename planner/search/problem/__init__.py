@@ -1,1 +1,1 @@
-"""The problem that a search solves: worker types, limits, prices, and figures of the traffic."""
+"""Builds the problem that a search solves: worker types, limits, prices, and figures of the traffic."""

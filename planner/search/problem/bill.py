@@ -1,4 +1,4 @@
-"""What a fleet costs per hour.
+"""Computes what a fleet costs per hour.
 
 Owned GPUs have no price. Where nodes are sold whole, their idle GPUs are paid too (solvers/whole_nodes.py).
 Where electricity is paid in addition to prices, GPUs in use are billed at their provisioned power, as in the
@@ -101,8 +101,8 @@ def commitments(
     """The bill of the fleet on demand and under every term at which some of its GPUs are offered.
 
     Empty if no GPU of the fleet is offered at a term other than on demand. `terms` maps each row of the
-    catalog's GPUs to its offers, on demand included. GPUs without an offer at a term, and those on
-    the spot market, keep the price of the plan; owned ones cost their electricity.
+    catalog's GPUs to its offers, on demand included. GPUs without an offer at a term, and spot GPUs, keep the
+    price of the plan; owned GPUs cost their electricity.
     """
     names = {pool.type.gpu.name for pool in fleet.running_pools}
     committable = {gpu for gpu in names if market_of(gpu) not in (OWNED, SPOT)}

@@ -296,6 +296,7 @@ def _missed_scenarios(oracle: Oracle, counts: Counts) -> set[int]:
     """
     missed, count = set[int](), len(oracle.scenarios)
     for first in range(0, count, WAVE):
+        # It is clear once all further scenarios may be missed, or too many are missed already.
         may_miss_all_left = len(missed) + count - first <= oracle.may_miss
         if may_miss_all_left or len(missed) > oracle.may_miss:
             break

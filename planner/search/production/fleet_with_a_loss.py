@@ -61,8 +61,8 @@ class FleetWithALoss:
 def find_fleet_with_a_loss(
     production: FleetTrial, paper: FleetSearch
 ) -> tuple[FleetWithALoss | None, Counts | None]:
-    """The fleet that survives the loss of any one worker, None if none was found; and the first one that the
-    search found, which may have failed its test.
+    """The fleet that survives the loss of any one worker, None if none was found; and the first survivor that
+    the search found, which may have failed its test.
 
     The cheapest fleet found is tested as production is, in scenarios that no search has seen, each after the
     loss of any one worker. If it fails, these scenarios join the search. If MOST_LOSS_TESTS cheaper fleets
@@ -135,9 +135,9 @@ def _find_survivor(
 ) -> Counts | None:
     """The cheapest survivor found, which keeps the SLO in enough scenarios of `loss_problem`.
 
-    Production with one more worker of each kind survives any loss. We look for cheaper fleets in this
-    order: fewer workers on owned GPUs that idle, and known fleets; one worker type per pool; a few workers
-    more or fewer than production; a few workers of other types beside production.
+    Production with one more worker of each kind survives any loss. Cheaper fleets are searched in this order:
+    workers on idle owned GPUs, and known fleets; one worker type per pool; a few workers more or fewer than
+    production; a few workers of other types beside production.
 
     The problem `strict` leaves out as many scenarios as a fleet may miss, the hardest, and allows no miss in
     the others. One missed scenario then refutes a fleet, which takes fewer simulations. A search of
@@ -165,9 +165,9 @@ def _find_survivor(
 def _cheapest_n_plus_one(
     loss_problem: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
 ) -> Counts | None:
-    """The cheapest of these fleets that survives a loss: production with one more worker of each kind;
-    that fleet with idle owned GPUs put to use, as few as suffice; the fleet on paper with one more worker of
-    each kind; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
+    """The cheapest of these fleets that survives a loss: production with one more worker of each kind; the
+    same with workers on idle owned GPUs, as few as suffice; the fleet on paper with one more worker of each
+    kind; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
     """
     loss_problem = cheapest_kept.with_search_limit(loss_problem, LOSS_SEARCH_REQUESTS)
     enlarged = one_more(scenario_problem, best)
@@ -192,8 +192,8 @@ def _cheapest_neighbour(
     """The cheapest fleet found that survives a loss and has, of each kind, up to MOST_WORKERS_CHANGED
     workers more or fewer than production. Workers on owned GPUs that production leaves idle are kinds too.
 
-    We simulate a largest fleet of those that cost less than `cheapest`: no other such fleet has at least as
-    many workers in every pool. If it fails, all fleets that are smaller in every pool fail too.
+    Of the fleets that cost less than `cheapest` a largest one is simulated: no other such fleet has at least
+    as many workers in every pool. If it fails, fleets that are smaller in every pool are assumed to fail too.
     """
     problem = cheapest_kept.with_search_limit(problem, LOSS_SEARCH_REQUESTS)
     pools = merge_kinds(best)
@@ -218,7 +218,7 @@ def _cheapest_neighbour(
         if problem.oracle.holds(fleets[vector]):
             cheapest = owned_first(problem, with_fewest_workers(fleets[vector], problem))
         else:
-            # Every smaller fleet fails too, so only fleets with more workers of some kind stay.
+            # Smaller fleets are dropped with it, so only fleets with more workers of some kind stay.
             fleets = {other: fleets[other] for other in fleets if np.any(np.array(other) > vector)}
     return cheapest
 

@@ -69,8 +69,8 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
             by_limit.setdefault(limit, []).append((least_s, fastest))
     limit, fastest_times = max(by_limit.items(), key=lambda row: len(row[1]))
     fastest_times.sort(reverse=True)
-    # If the limit were `enough_s`, only the `allowed` scenarios with longer times would miss it. If this
-    # limit by itself is missed in no more than `allowed` scenarios, `enough_s` is the longest time of all.
+    # If the limit were `enough_s`, only the `allowed` scenarios with longer times would miss it. If no more
+    # than `allowed` scenarios miss this one limit, `enough_s` is the longest time of all.
     enough_s, fastest = fastest_times[allowed if len(fastest_times) > allowed else 0]
     return IdleMisses(
         limit=limit,

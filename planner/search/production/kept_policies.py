@@ -1,4 +1,4 @@
-"""The policies of the fleet that is run, where policies were raced (`policies: any`).
+"""Chooses the policies of the production fleet if policies are raced (`policies: any`).
 
 The policies that are cheapest on paper may be dearer in production, and policies that save nothing on paper
 may save there. So production is planned with the best policies on paper and with those that were searched
@@ -127,8 +127,8 @@ def _put_first(problem: Problem, own_search: FleetSearch, searched: Sequence[Sea
 
 
 def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Production | None]:
-    """Production with the best policies on paper, or, if that costs less, with others that cost as little on
-    paper, or with pinned prefixes.
+    """Production with the best policies on paper; or, if that is cheaper, with other policies that cost as
+    little on paper, or with pinned prefixes.
 
     Pinned prefixes are never evicted, so they are worth most in bursts, which empty other caches. Scenarios
     have more bursts than the traffic as written. So pinning may pay in production although it does not on

@@ -42,8 +42,8 @@ def below_like_price(problem: Problem, best: Counts) -> float:
 
 
 def with_most_headroom(problem: Problem, options: Sequence[Option], best: Counts) -> Counts:
-    """The fleet with the most headroom at about this price; `best` if no other has more, or if the time ends
-    first.
+    """The fleet with the most headroom at about the price of `best`; `best` itself if no other fleet has
+    more, or if the time ends first.
     """
     return in_time(partial(_search_most_headroom, problem, options, best), best)
 

@@ -45,12 +45,12 @@ FIRST_STRIDE = 2.0
 KEPT_STEP_FRAC = 0.02
 # In production the first rate is this share of the most traffic on paper.
 FIRST_RATE_FRAC = 0.8
-# In production the worker types of the fleet on paper are tried at falling rates, each KNOWN_STEP_FRAC of the
-# one before, down to KNOWN_LEAST_FRAC of the first. The range is so large because step times that were not
-# measured may be three times as long in the hardest scenarios.
+# In production the worker types of the fleet on paper are searched first, at falling rates: each is
+# KNOWN_STEP_FRAC of the one before, down to KNOWN_LEAST_FRAC of the first. The range is so large because step
+# times that were not measured may be three times as long in the hardest scenarios.
 KNOWN_STEP_FRAC = 0.5
 KNOWN_LEAST_FRAC = 1 / 16
-# If no fleet is found with these, the rate is lowered to this share at a time until a fleet is found.
+# If no fleet is found with these types, all types are searched, at rates that fall by this factor.
 FALL_FRAC = 0.5
 # After a failed test the traffic is lowered by this share, after each further one by twice as much as before:
 # the tests are few, and a rate that passes is worth more than one that is near to the first.
@@ -68,7 +68,7 @@ used. Returns None if no fleet was found, and raises StoppedError if the time is
 @dataclass(slots=True)
 class RateClimb:
     """A search for the highest sustained rate. So far `find_fleet` has found `fleet` at `holds_rps`, and none
-    at `failed_rps`. Rates are found to within the share `step_frac`; below `least_rps` none is tried.
+    at `failed_rps`. The result is exact to the share `step_frac`; no rate below `least_rps` is searched.
     """
 
     find_fleet: FindFleetAtRate
@@ -87,9 +87,9 @@ class RateClimb:
         """Climb from `rate_rps` until a refuted rate is at most `step_frac` above a sustained one, until no
         rate above `least_rps` is left, or until the time is over.
 
-        The worker types of a fleet that was found are taken to their highest rate before all types are
-        searched again. So each type fails once or twice, not at every rate. The types of a `candidate` are
-        tried first, at falling rates down to KNOWN_LEAST_FRAC of `rate_rps`.
+        The worker types of a fleet that was found are searched up to their highest rate before all types are
+        searched again. So each type fails once or twice, not at every rate. The types of a `candidate` come
+        first, at falling rates down to KNOWN_LEAST_FRAC of `rate_rps`.
         """
         known_rps, known_failed_rps = rate_rps, math.inf
         try:
@@ -104,9 +104,9 @@ class RateClimb:
             stride = FIRST_STRIDE
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
-                # All worker types are tried a step above. Types other than the fleet's mostly sustain little
-                # more, so the next stride is one step. They may also hold at a rate at which the fleet's
-                # types failed, so `known_failed_rps` is not valid for them.
+                # All worker types are searched one step above. Types other than the fleet's mostly sustain
+                # little more, so the next stride is one step. They may also hold at a rate at which the
+                # fleet's types failed, so `known_failed_rps` is not valid for them.
                 stride, known_failed_rps = 1 + self.step_frac, math.inf
                 next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
                 if not self.holds_rps < next_rps < self.failed_rps:
@@ -130,8 +130,8 @@ class RateClimb:
         return is_sustained
 
     def _try_rate(self, rate_rps: float, workers_of: Fleet | None = None) -> bool:
-        """Whether a fleet with the worker types of `workers_of` (None: with any) sustains the rate; notes
-        what was found. Only a search of all worker types refutes a rate.
+        """Whether a fleet with the worker types of `workers_of` (None: with any) sustains the rate; records
+        the fleet, or the refuted rate. Only a search of all worker types refutes a rate.
         """
         fleet = self.find_fleet(rate_rps, workers_of)
         if fleet is not None and rate_rps > self.holds_rps:
@@ -142,11 +142,12 @@ class RateClimb:
 
     def _take_further(self, fleet: Fleet, stride: float, failed_rps: float) -> None:
         """Raise the rate with the worker types of `fleet` alone, until they fail at a rate that is at most
-        `step_frac` above one that holds. The first rate is `stride` times the one that is known to hold, and
-        strides grow as long as rates hold. Rates from `failed_rps` on are known to fail.
+        `step_frac` above a rate that they sustain. The first rate is `stride` times the sustained rate, and
+        strides grow as long as rates are sustained. Rates from `failed_rps` on are known to fail.
         """
         while failed_rps > self.holds_rps * (1 + self.step_frac):
-            # The next rate is a stride further, but not beyond the geometric mean with the rate that fails.
+            # The next rate is a stride further, but not beyond the geometric mean of sustained and failed
+            # rate.
             rate_rps = _round_rate(min(self.holds_rps * stride, math.sqrt(self.holds_rps * failed_rps)))
             if not self.holds_rps < rate_rps < failed_rps:
                 break  # There is no rate of four significant digits between the two.
@@ -195,7 +196,7 @@ def find_most_traffic(inputs: SearchInputs, step_frac: float = RATE_STEP_FRAC) -
     Raises InfeasibleError if no rate is sustained, OutOfTimeError if the time ends before one is found.
     """
     task, trace, conditions = inputs.task, inputs.trace, inputs.conditions
-    # These conditions report no progress: the rate that is tried is reported here, not each search's stages.
+    # These conditions report no progress: `find_fleet` reports the rate instead of each search's stages.
     quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
     quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
     best_fleets: list[Fleet] = []  # The last fleet found, with which the next search begins.
@@ -252,7 +253,7 @@ def find_most_kept_traffic(
     has a fleet.
     """
     task, trace, conditions = inputs.task, inputs.trace, inputs.conditions
-    # As in `find_most_traffic`, only the rate that is tried is reported.
+    # As in `find_most_traffic`, only the rate is reported.
     quiet = plan_problem.Conditions(conditions.deadline)
     quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
     # The fleets found under each choice of policies, the last one first. Searches begin with them.
@@ -348,7 +349,7 @@ def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
 
 
 def _climb_in_words(what: str, rate_rps: float, sustained_rps: Sequence[float]) -> str:
-    """The text of progress: the rate that is tried now, and the highest one that is known to be sustained."""
+    """The text of progress: the rate that is searched now, and the highest rate known to be sustained."""
     best_text = f"best so far {max(sustained_rps):g}" if sustained_rps else "none found yet"
     return f"{what}: trying {rate_rps:g} requests/s, {best_text}"
 

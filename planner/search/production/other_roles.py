@@ -1,6 +1,6 @@
 """Lists cheaper fleets on the GPUs of the production fleet, whose workers have other roles.
 
-If pools have workers of several types, the search in scenarios often uses up its effort before it tries a
+If pools have workers of several types, the search in scenarios often uses up its effort before it simulates a
 fleet that differs from its result only by a worker's role. For example, one plan had four prefill workers on
 L40S and two decode workers on owned A100, for 1.81 USD/h. If one of the A100 is a mixed worker, three L40S
 are enough, for 1.41 USD/h.
@@ -49,8 +49,10 @@ def fleets_of_other_roles(
         workers_on[hardware_of(option)] += count
     before = dict(best)
 
-    # A worker in another role counts twice: it is missing from one option and added to another.
     def changed_count(counts: Counts) -> int:
+        """By how many workers the options' counts differ from `best`. A worker in another role counts twice:
+        it is missing from one option and added to another.
+        """
         after = dict(counts)
         return sum(abs(after.get(option, 0) - before.get(option, 0)) for option in {*after, *before})
 
@@ -73,8 +75,8 @@ def _assignments(
     counts (which may be 0); none if there are more than MOST_ASSIGNMENTS.
     """
 
-    # All assignments for one hardware, in each of which at most `most` workers have a role.
     def assignments_on(hardware: Hardware, most: int) -> list[list[tuple[Option, int]]]:
+        """All assignments of roles to at most `most` workers of this hardware."""
         possible = [options[role, hardware] for role in ROLES if (role, hardware) in options]
         vectors = itertools.product(range(most + 1), repeat=len(possible))  # One count for each option.
         return [list(zip(possible, vector, strict=True)) for vector in vectors if sum(vector) <= most]

@@ -1,4 +1,5 @@
-"""The production fleet: the cheapest that keeps the SLO in the share of scenarios that `kept_in` asks for.
+"""Finds the production fleet: the cheapest fleet that keeps the SLO in the share of scenarios that `kept_in`
+requires.
 
 cheapest_kept.py searches for it in scenarios that it sees. The fleet is then tested in other scenarios
 (scenario_test.py), and grows where it fails. If fleets cost about the same, the one with the most headroom is
@@ -55,7 +56,8 @@ from planner.units import in_unit
 
 # At most this many tests are run. After each failed test its scenarios join the search, and the fleet grows.
 MOST_TESTS = 4
-# A fleet grown after a failed test is searched for again if its price rose by more than this share.
+# If a fleet's price rises by more than this share as it grows after a failed test, a cheaper fleet is
+# searched.
 SEARCH_AGAIN_FRAC = 0.15
 
 # A near-feasible fleet misses at most this many scenarios more than it may.
@@ -220,8 +222,8 @@ def _kept_fleets(problem: Problem, fleets: Iterable[Counts]) -> Iterable[Counts]
 
 
 def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
-    """The trial with what is known of cheaper fleets; if a cheaper fleet is found and passes the test, the
-    trial of that fleet.
+    """The trial with the fact on cheaper fleets; if a cheaper fleet is found and passes the test, the trial
+    of that fleet.
 
     The near-feasible fleets below the new price have not been tested before, so they are tested too. Each
     round lowers the price.
@@ -362,7 +364,7 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     kept_frac, needed_frac = 1 - missed / count, scenario_problem.task.safety.kept_in_frac
     unit = OBJECTIVE_UNITS[scenario_problem.task.objective]
     on_paper = in_unit(objective_paid(scenario_problem, paper.best), unit)
-    # No share is named for the fleet on paper: its answer shows a share, of other scenarios.
+    # No share is named for the fleet on paper, because its answer shows a share of other scenarios.
     most_text = (
         f"none keeps more than the cheapest on paper, {on_paper}"
         if best is paper.best

@@ -82,7 +82,7 @@ class ScenarioTest:
             np.clip(TEST_REQUESTS // len(self.oracle.trace), LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS)
         )
         missed, kept = list[Scenario](), list[Scenario]()
-        # If there are so few scenarios that keeping all of them leaves the test open, no fleet counts as
+        # If the test stays open even for a fleet that keeps all of the few scenarios, no fleet counts as
         # hopeless.
         may_pass = self._kept_in(most_scenarios, most_scenarios).decision == "holds"
         at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), LEAST_AT_ONCE, MOST_AT_ONCE))
@@ -204,7 +204,7 @@ class FleetTrial:
     """A fleet for production with the result of its test.
 
     `problem` is in the scenarios of the last search. `model` is the scale model that was searched instead if
-    the problem is large (scale_model.py). `cheaper` says what is known of cheaper fleets.
+    the problem is large (scale_model.py). `cheaper` is the fact on cheaper fleets.
     """
 
     best: Counts
@@ -225,8 +225,8 @@ class FleetTrial:
         return is_test_passed(self.kept_in, self.test.safety)
 
     def retest(self, counts: Counts) -> FleetTrial:
-        """The trial of another fleet, which is chosen if it passes (`ScenarioTest.decide_picked`). Nothing
-        is known yet of fleets that are cheaper than this one.
+        """The trial of another fleet, which is chosen if it passes (`ScenarioTest.decide_picked`). It has no
+        fact on cheaper fleets yet.
         """
         test, kept_in = self.test.decide_picked(counts)
         return replace(self, best=counts, test=test, kept_in=kept_in, cheaper=None)

@@ -1,7 +1,7 @@
 """The three answers: the cheapest fleet on paper, in production, and with a loss.
 
 on paper      the fleet keeps the SLO on the traffic and with the step times as they are written
-production    the fleet keeps the SLO in the share of scenarios that `safety: kept_in` asks for
+production    the fleet keeps the SLO in the share of scenarios that `safety: kept_in` requires
               (production_fleet.py)
 with a loss   the fleet keeps the SLO in that share of scenarios after the loss of any one worker
               (fleet_with_a_loss.py)
@@ -184,7 +184,7 @@ def _prefer_fleet_with_loss(problem: Problem, trial: FleetTrial, with_loss: Coun
 
     If the fleet costs less, it is reduced to the workers that it needs for the test. If it costs the same, it
     keeps all workers, since their nodes are paid for anyway. `retest` and `with_fewest_workers` reset
-    `cheaper`, what is known of cheaper fleets. It is restored, because the fleet costs no more.
+    `cheaper`, the fact on cheaper fleets. It is restored, because the fleet costs no more.
     """
     # If the higher of two costs is at most this factor times the lower, they are equal but for rounding.
     same_value_factor = trial.problem.same_value_factor

@@ -1,13 +1,13 @@
-"""A schedule of workers, simulated on its traffic and repaired where windows miss the SLO.
+"""Simulates a schedule of workers on its traffic, and repairs it where windows miss the SLO.
 
 The solver (solvers/reserved_schedule.py) chose the workers of each window by the rate that one worker
 sustains. Here each LLM's requests are simulated on its workers, which start before their window begins and
 drain after it, on the GPUs that all LLMs share. Where a window of the SLO is missed, firm workers (those that
-are not on spot GPUs) are added in the windows of the schedule that it overlaps, and if it is missed again
-also in the one before. The added workers are of the type that costs least for the rate that it sustains. Once
-every window keeps the SLO, added workers that no window needs are removed, as far as the time allows. The
-bill is for the GPUs that workers had in the simulation: the cheapest number reserved, on-demand ones above
-it, and spot GPUs.
+are not on spot GPUs) are added in the windows of the schedule that it overlaps; if it is missed again, also
+in the window before them. The added workers are of the type that costs least for the rate that it sustains.
+Once every window keeps the SLO, added workers that no window needs are removed, as far as the time allows.
+The bill is for the GPUs that workers had in the simulation: the cheapest number reserved, on-demand ones
+above it, and spot GPUs.
 
 Indices: c is a worker type of the market (C of them), g a GPU of it (G), t a window of the schedule (T), m an
 LLM, v a window of its SLO.
@@ -84,8 +84,8 @@ class ScheduleWindows:
 class SimulatedSchedule:
     """The repaired schedule, with the results of its simulation.
 
-    `held_gpus` (G, T) are the mean GPUs of firm workers in each window; workers that start or drain count
-    too. Costs are means in USD/h.
+    `held_gpus` (G, T) are the mean GPUs of firm workers in each window, including workers that start or
+    drain. Costs are means in USD/h.
     """
 
     schedule: Schedule
@@ -284,8 +284,8 @@ def _simulate_llms(
 
 
 def _missed_windows(scheduled_llms: Sequence[ScheduledLlm], runs: Sequence[_LlmRun]) -> list[tuple[int, int]]:
-    """Each window of an SLO that misses it, or of which a request is never served, as (number of the LLM,
-    number of the window).
+    """Each window that misses its SLO, or of which a request is never served, as (number of the LLM, number
+    of the window).
     """
     missed: list[tuple[int, int]] = []
     for m, (llm, llm_run) in enumerate(zip(scheduled_llms, runs, strict=True)):
@@ -332,10 +332,10 @@ def _add_workers(
             first -= 1  # Requests of the window before may still queue in this one.
         to_enlarge |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
     firm = firm.copy()
-    # The budget limits the schedule, not its repair: what that costs is an answer, not an error.
+    # The budget limits the schedule, not its repair: the cost of the repair is an answer, not an error.
     without_budget = replace(market, cost_usd_per_h=None)
     for m, t in sorted(to_enlarge):
-        # The cheapest type for which the limits leave room gets more workers.
+        # The cheapest type that may have more workers within the limits gets them.
         for c in sorted(scheduled_llms[m].units, key=lambda c: _usd_per_rate(market, c)):
             more = firm.copy()
             more[c, t] += max(1, int(MORE_FRAC * firm[c, t]))
