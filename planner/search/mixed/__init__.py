@@ -1,1 +1,1 @@
-"""Searches fleets with several worker types per pool, under each choice of policies, and bounds their value."""
+"""Searches fleets with several worker types per pool, for each choice of policies, and bounds their value."""

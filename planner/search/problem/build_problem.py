@@ -44,10 +44,10 @@ MOST_REASONS = 4  # An error names at most this many reasons: the last ones, of 
 
 
 class OutOfReachError(InfeasibleError):
-    """Limits that not even an idle worker keeps. `floors` has each with the least seconds that any worker
-    type needs and the name of that type.
+    """Limits that not even an idle worker keeps. `floors` has each limit with the least seconds that any
+    worker type needs and the name of that type.
 
-    How far they must be relaxed takes a search: mixed.infeasible.with_relaxation.
+    mixed.infeasible.with_relaxation searches how far they must be relaxed.
     """
 
     def __init__(self, problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> None:
@@ -97,8 +97,9 @@ def build_problem(
 ) -> Problem:
     """The problem of a question, from which a search starts.
 
-    `request`, if given, is the result of `TrafficRequest.of` for an earlier question with the same traffic;
-    it saves computing it again. Raises InputError, and InfeasibleError for what no number of workers mends.
+    `request`, if given, is the result of `TrafficRequest.of` for an earlier question with the same traffic,
+    so that it is not computed again. Raises InputError, and InfeasibleError if no number of workers is
+    enough.
     """
     llm = catalog.served_llm(task.llm)
     check_images(llm, trace)  # This check and the next raise InputError.
@@ -214,7 +215,7 @@ def _list_worker_types(
     task: PlanQuestion, llm: Llm, gpus: tuple[Gpu, ...], catalog: Catalog, longest_tokens: int
 ) -> tuple[tuple[WorkerType, ...], tuple[OptionLeftOut, ...]]:
     """The worker types that hold the longest request, and what was left out. If no type holds it, types with
-    more pipeline stages are tried. Raises InfeasibleError if none of those does either.
+    MORE_STAGES are listed. Raises InfeasibleError if none of these holds it either.
     """
     left_out: tuple[OptionLeftOut, ...] = ()
     is_default = task.stages == (1,)

@@ -1,8 +1,8 @@
 """Finds limits of an SLO that no fleet keeps, because requests miss them even on idle workers.
 
 `unreachable_limits` finds such limits before the search. `floor_s` returns the value of a limit's percentile
-if every request has an idle worker to itself, from which mixed/infeasible.py looks for limits that a fleet
-keeps.
+if every request has an idle worker to itself, where mixed/infeasible.py begins its search for limits that a
+fleet keeps.
 """
 
 from __future__ import annotations

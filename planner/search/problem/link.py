@@ -57,7 +57,7 @@ def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
     within_s = end_s + backlog.prefill_s + backlog.gap_s - float(trace.arrival_s[0])
     for limit in limits:
         before = measured & (trace.arrival_s < start_s - limit.limit_s)
-        # This many of the requests `before` must keep the limit, even if all later ones keep it.
+        # So many of the requests `before` must keep the limit even if all later requests keep it.
         must_keep = int(np.ceil(limit.percentile_frac * measured.sum())) - int((measured & ~before).sum())
         bytes_per_s = _least_bytes(problem, before, must_keep) / within_s
         if bytes_per_s > network.bandwidth_bytes_per_s:

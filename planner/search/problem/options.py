@@ -1,6 +1,6 @@
-"""The options of a fleet: every GPU in stock x TP x PP x data-parallel ranks x engine settings x role.
+"""Lists the options of a fleet: every GPU in stock x TP x PP x data-parallel ranks x engine settings x role.
 
-build_problem.py asks for the worker types; the searches make options of them.
+build_problem.py takes the worker types from here; the searches make options of them.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
 # In the search a GPU that is owned, or rented for nothing, costs at least this. It is above 0, so that
 # solvers take no more such GPUs than needed, and too small to be shown.
 FREE_USD_PER_H = 1e-5
-# A full step that takes more than this share of a limit on gaps is taken to break the limit, because other
-# steps come in between. The share is our choice, not a measurement: searches prefer other options then, but
-# no bound and no proof rests on it.
+# A full step that takes more than this share of a limit on gaps is assumed to break the limit, because other
+# steps come in between. The share is set by hand: searches then prefer other options, but no bound and no
+# proof rests on it.
 FULL_STEP_FRAC = 0.9
 # Decode workers have the token budget nearest to this, vLLM's default. The budget hardly matters for them.
 DECODE_BUDGET_TOKENS = 2048
@@ -81,8 +81,8 @@ class OptionLeftOut:
     """A split of the LLM over a worker's GPUs, or a token budget of such workers, that cannot serve all of
     this traffic, and why. `name` is for instance "h100-80g tp4 ep", or with a budget "h100-80g tp4 ep 2048".
 
-    `workers` are the split's worker types that have room for the weights but not for the longest request.
-    They can serve shorter requests.
+    `workers` are the split's worker types that hold the weights but not the longest request. They can serve
+    shorter requests.
     """
 
     name: str
@@ -151,7 +151,7 @@ class EngineChoices:
 
     def settings(self, stages: int, ranks: int = 1) -> list[tuple[int, int, Speculation | None]]:
         """The combinations of budget, seats and drafts. A step checks all drafts of all its sequences, so
-        there are no more seats than the budget has room for. Neither pipelines nor data-parallel ranks draft.
+        there are no more seats than the budget allows. Neither pipelines nor data-parallel ranks draft.
         """
         combinations = []
         for drafts, budget, seats in itertools.product(self.speculations, self.budgets, self.seats):
@@ -186,7 +186,7 @@ def worker_types(
     """Every worker type that holds the weights and the longest request, and what was left out.
 
     A plan rejects no request, so it is made of these worker types alone. A lower bound over all fleets must
-    also count those that hold the weights but not the longest request (`OptionLeftOut.workers`).
+    also count types that hold the weights but not the longest request (`OptionLeftOut.workers`).
     """
     types: list[WorkerType] = []
     left_out: list[OptionLeftOut] = []
@@ -366,7 +366,7 @@ def _left_out_of_split(
     longest_tokens: int,
 ) -> Iterator[OptionLeftOut]:
     """The engine settings of one split that are left out of plans, and why. `types` are the split's worker
-    types that have room for KV blocks.
+    types that hold KV blocks beside the weights.
     """
     settings_with_room = {
         (worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types

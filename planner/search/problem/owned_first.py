@@ -55,13 +55,13 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
         pools = pools_by_kind[kind]
         option, total = pools[0][0], sum(count for _, count in pools)
         row = row_of(option.type.gpu.name)
-        # Spot workers, and those whose renting costs less than owning, stay as the search chose them.
+        # Spot workers, and workers whose renting costs less than owning, stay as the search chose them.
         if row not in unused_owned or kind.is_spot or _rents_for_less(row, gpus):
             new_pools[kind] = pools
             continue
         owned = min(total, unused_owned[row] // option.type.gpus)
         unused_owned[row] -= owned * option.type.gpus
-        if owned < total and row not in gpus:  # More workers than owned GPUs hold, and none can be rented.
+        if owned < total and row not in gpus:  # The owned GPUs are too few, and none can be rented.
             return counts
         count_by_gpu = ((row + OWNED, owned), (row, total - owned))
         new_pools[kind] = [
@@ -76,7 +76,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
 
 def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> Counts:
     """The fleet with workers moved from owned to idle rented GPUs, as many as make it cheapest. Options are
-    tried one after another, each on the cheapest fleet so far.
+    moved one after another, each in the cheapest fleet so far.
     """
     for option, count in counts:
         rented = gpus.get(row_of(option.type.gpu.name))

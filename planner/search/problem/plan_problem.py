@@ -221,8 +221,8 @@ def on_all_draws(problem: Problem) -> Problem:
     if not problem.draws:
         return problem
     oracle = replace(problem.oracle, draws=problem.draws)
-    # The new oracle has no verdicts yet. A fleet must keep the SLO on every draw, so those that failed on few
-    # draws need not be simulated again.
+    # The new oracle has no verdicts yet. A fleet must keep the SLO on every draw, so fleets that failed on
+    # few draws need not be simulated again.
     oracle.verdicts.update({fleet: False for fleet, holds in problem.oracle.verdicts.items() if not holds})
     return replace(problem, oracle=oracle)
 

@@ -1,1 +1,1 @@
-"""The fleet that is kept in most scenarios, and the one that stands a loss."""
+"""Searches the fleet that keeps the SLO in most scenarios, and the fleet that survives a loss."""

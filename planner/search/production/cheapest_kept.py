@@ -1,4 +1,4 @@
-"""The cheapest fleet that keeps the SLO in most scenarios: a chance constraint solved with sampled scenarios.
+"""Searches the cheapest fleet that keeps the SLO in most scenarios: a chance constraint on sampled scenarios.
 
 A search draws S scenarios (scenarios.py) and lets a fleet miss the SLO in `may_miss` of them.
 
@@ -40,7 +40,7 @@ from planner.search.problem.plan_problem import Problem, refuted_below, with_eff
 from planner.solvers.master import Option
 
 # The workers of a kind (owned_first.py) grow to at most this many times their number on paper. A fleet that
-# still misses too many scenarios then is taken to miss them with any number. Set by hand.
+# still misses too many scenarios then is assumed to miss them with any number. Set by hand.
 MOST_GROWTH = 16
 # A search may simulate the requests of SEARCH_FLEETS fleets in all of its scenarios, but at least and at most
 # the numbers below, which take about 4 and 10 CPU seconds.

@@ -1,1 +1,1 @@
-"""A schedule of purchases over weeks, simulated."""
+"""Simulates a schedule of purchases over weeks."""
