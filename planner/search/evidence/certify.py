@@ -1,4 +1,4 @@
-"""From a question to a certified plan: the search (best_fleet.py), then its evidence (findings.py)."""
+"""Makes a certified plan from a question: the search (best_fleet.py), then its evidence (findings.py)."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ from planner.traffic.described import Description
 from planner.traffic.trace import Trace
 
 # The search on paper may take this share of the work. No plan of benchmarks/plans.py takes more than a sixth
-# for it. Without a limit, nothing would be left for production where requests are dear to simulate (agents).
+# of it. Without a limit, nothing would be left for production where requests are dear to simulate (agents).
 PAPER_TIME_FRAC = 0.5
 # With the objective throughput the search for the rate may take this share of the time.
 RATE_TIME_FRAC = 2 / 3
 # The search at the most traffic has at least this long, even if finding that rate took all of the time.
 LEAST_SEARCH_S = 5.0
-# Placing prefixes on a pool takes at most this long. It tries a fixed number of placements, so the clock
+# Placing prefixes on a pool takes at most this long. It computes a fixed number of routings, so the clock
 # rarely decides.
 MOST_PREFIXES_S = 60.0
-# Placing the workers on nodes has at least this long, because commitments (bills by term) need it.
+# Placing the workers on nodes has at least this long, because commitments (bills by term) need a placement.
 LEAST_PLACEMENT_S = 1.0
 
 
@@ -82,8 +82,8 @@ def plan(
     traffic_request: TrafficRequest | None = None,
     prove: bool = False,
 ) -> Plan:
-    """The fleet that is to be run, with its certificate: the cheapest found that keeps the task's SLO in
-    enough scenarios (`task.safety`), or, without safety, on the traffic as it is written.
+    """The fleet that is to be run, with its certificate: the cheapest fleet found that keeps the task's SLO
+    in enough scenarios (`task.safety`), or, without safety, on the traffic as it is written.
 
     Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the SLO.
 
@@ -124,8 +124,8 @@ def _plan(inputs: SearchInputs, *, prove: bool) -> Plan:
 def _plan_with_evidence(
     searched: Sequence[tuple[Problem, FleetSearch]], inputs: SearchInputs, throughput: Throughput | None
 ) -> Plan:
-    """The plan with the evidence for it, of the best fleet in `searched`; with safety, of the fleet for
-    production, which is searched here. `throughput` is the rate that was found for the objective throughput.
+    """The plan with the evidence for it: for the best fleet in `searched`, or with safety for the production
+    fleet, which is searched here. `throughput` is the rate that was found for the objective throughput.
     """
     production = None
     if inputs.task.safety is not None:
@@ -145,15 +145,15 @@ def _plan_with_evidence(
 def add_robustness(
     plan: Plan, problem_and_search: tuple[Problem, FleetSearch], production: Production | None
 ) -> Plan:
-    """The plan with what more traffic, longer prompts and fewer workers would do to its fleet
-    (robustness.py), as far as the time that is left allows; also at which prices of GPUs a fleet that is
-    already known would be cheaper than the plan's.
+    """The plan with its robustness (robustness.py), as far as the remaining time allows: what more traffic,
+    longer prompts and fewer workers would do to its fleet, and at which prices of GPUs a known fleet would be
+    cheaper.
     """
     problem, paper = problem_and_search
     problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "robustness"))
     best = paper.best if production is None else production.best
     survivor = None if production is None else production.with_loss
-    # Fleets that are known already, of which it is said at which prices they would be cheaper.
+    # The known fleets, each with its name.
     compared = [] if survivor is None else [("with a loss", problem.oracle.fleet(survivor))]
     # The fleet with a loss has a bill under any objective. Alternatives are the best of their kind by the
     # objective. So only if the objective is cost do their prices say when they would be chosen.
@@ -202,8 +202,8 @@ def _plan_at_rates(inputs: SearchInputs, rates: Throughput, fleet: Fleet, *, is_
     if trial is not None:
         production = with_answers(problem, paper, trial)
     certified_plan = certify_plan(searched, inputs, throughput=throughput, production=production)
-    # A plan on paper from here is the best found, not ruled out for production as in `_plan_with_evidence`;
-    # it may be deployed, so its robustness is computed too.
+    # A plan on paper is here "best found", not "not for production" as in `_plan_with_evidence`. It may be
+    # deployed, so its robustness is computed too.
     if not inputs.conditions.adds_robustness:
         return certified_plan
     return add_robustness(certified_plan, (problem, paper), production)
@@ -425,7 +425,7 @@ def _simulate_further(
     oracle = problem.oracle
     counts = fleet_search.best if production is None else production.best
     fleet = oracle.fleet(counts)
-    # The most important simulations come first, since those that come last are left out if the time ends.
+    # The most important simulations come first, since the last ones are left out if the time ends.
     other_policies = findings.price_other_policies(searched, clock)
     # The search simulated only as many draws as it needed to refute a fleet.
     on_every_draw = on_all_draws(problem)
@@ -509,8 +509,8 @@ def _certificate_of(
     seed: int,
     production: Production | None,
 ) -> Certificate:
-    """The certificate: what the search proved, what it ruled out and why, and what it took for granted.
-    `limit_prices` are the shadow prices of the limits.
+    """The certificate: what the search proved, what it ruled out and why, and what it assumed. `limit_prices`
+    are the shadow prices of the limits.
     """
     problem, fleet_search = best_of(searched)
     searches = [result.level0.search for _, result in searched]

@@ -1,4 +1,5 @@
-"""The evidence for a plan, as facts: neighbours that fail, other fleets, limits that bind, and warnings.
+"""Gathers the evidence for a plan, as facts: neighbours that fail, other fleets, limits that bind, and
+warnings.
 
 certify.py calls these functions. They return facts (documents/facts.py), which hold values;
 reports/fact_sentences.py makes sentences of them.
@@ -55,7 +56,7 @@ from planner.units import HOUR_S
 
 # Numbers for which no reason is given are set by hand.
 
-# A measured window shorter than this many mean E2E times is called short: the fleet may not have come to its
+# A measured window shorter than this many mean E2E times is called short: the fleet may not have reached its
 # steady state.
 FEW_RESIDENCES = 20
 
@@ -91,7 +92,7 @@ KEEP_ALIVE_FRAC = 0.01
 
 @dataclass(slots=True)
 class EvidenceClock:
-    """Whether there is time for one more simulation, and what there was no time for.
+    """Decides whether there is time for one more simulation, and records what there was no time for.
 
     The last simulation may begin at `deadline`, on the search's clock.
     """
@@ -120,8 +121,8 @@ def clock_warnings() -> tuple[facts.Warned, ...]:
 def price_other_policies(
     searched: Sequence[tuple[Problem, FleetSearch]], clock: EvidenceClock
 ) -> tuple[Alternative, ...]:
-    """The best fleet of each policy that was searched and not chosen, with its cost. If only first come first
-    served was searched, also what serving the shortest prompts first would save.
+    """The best fleet of each policy that was searched and not chosen, with its cost. If the only queue that
+    was searched is first come first served, also what serving the shortest prompts first would save.
     """
     chosen, chosen_search = best_of(searched)
     choices = chosen.task.policy_choices()
@@ -306,8 +307,8 @@ def simulate_neighbours(
             break
         failing_loss = problem.oracle.failing_loss(fewer)
         holds = failing_loss is None
-        # A fleet that fails is simulated on the traffic on which it fails, with the workers that are left
-        # there. A fleet that holds is simulated on the traffic as written with all its workers.
+        # A fleet that fails is simulated on the traffic on which it fails, with the workers that remain after
+        # the loss. A fleet that holds is simulated on the traffic as written with all its workers.
         oracle, remaining = (problem.oracle, fewer) if failing_loss is None else failing_loss
         is_other_draw = oracle is not problem.oracle
         after_losses = sum(left for _, left in remaining) < sum(count for _, count in fewer)
@@ -389,8 +390,8 @@ def _simulate_upper_ends(
 def price_insurance(
     problem: Problem, search: FleetSearch, inputs: SearchInputs, clock: EvidenceClock
 ) -> tuple[tuple[Alternative, ...], tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
-    """What `robust:` of the question costs, as insurance: how much dearer the plan is than one for the
-    expected traffic and step times, whether its fleet keeps the SLO if all comes as expected, and warnings.
+    """The cost of `robust:` in the question, as an insurance: how much dearer the plan is than a plan for the
+    expected traffic and step times, whether its fleet keeps the SLO if all is as expected, and warnings.
 
     Searches are not exact for mixed fleets, so the search for the expected traffic may end at a fleet that is
     dearer than the robust one. Then the robust fleet is its answer, if it keeps the SLO on that traffic.
@@ -440,8 +441,8 @@ def price_insurance(
 
 
 def place_workers(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> NodePlacement | None:
-    """The workers on the fewest nodes. None where they do not fit nodes, where there are too many ways to
-    place them, or where the time ends first. Owned and spot workers stand on nodes of their own.
+    """The workers on the fewest nodes. None if they do not fit nodes, if there are too many patterns to fill
+    nodes, or if the time ends first. Owned and spot workers are on nodes of their own.
     """
     pools = []
     for pool in fleet.pools:
@@ -501,8 +502,8 @@ def simulate_spot_loss(
 
 
 def _verdict_on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
-    """The first verdict that misses the SLO, on the traffic as written or on another draw or rate; where the
-    fleet keeps the SLO on all, the verdict on the traffic as written.
+    """The first verdict that misses the SLO, on the traffic as written or on another draw or rate; if there
+    is none, the verdict on the traffic as written.
     """
     _, as_written = problem.oracle.simulate_and_judge(fleet, record=True)
     if not as_written.holds:
@@ -626,8 +627,8 @@ def window_of(simulation: Simulation) -> facts.MeasuredWindow:
 
 
 def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[facts.Warned, ...]:
-    """A warning where the share of requests that keep all limits is below FEW_KEEP times the lowest
-    percentile of a line, though every line may hold.
+    """A warning if the share of requests that keep all limits is below FEW_KEEP times the SLO's lowest
+    percentile, though every limit may be kept.
 
     Each percentile lets other requests miss, and a percentile over all gaps says little of a request that
     waits long for a single token.

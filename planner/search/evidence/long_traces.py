@@ -1,10 +1,10 @@
 """Plans a trace that is too long to be searched whole: the search uses its busiest part, and the plan is
 simulated on all of it.
 
-A search simulates hundreds of fleets, and a production search each of them in dozens of scenarios. So the
-search uses the part of the trace with the most tokens. The fleet that it finds is then simulated once on the
-whole trace. If it fails there, the part in which most requests are late is planned instead, and so on: at
-most MOST_ROUNDS parts are planned.
+A search simulates hundreds of fleets, and a search for production simulates each fleet in dozens of
+scenarios. So the search uses the part of the trace with the most tokens. The fleet that it finds is then
+simulated once on the whole trace. If it fails there, the part in which most requests are late is planned
+instead, and so on: at most MOST_ROUNDS parts are planned.
 
 A trace is too long if it has more than LONG_REQUESTS requests (for production, a share of these), or if
 WHOLE_SIMULATIONS simulations of it would take longer than the time limit. How long a simulation takes is
@@ -51,8 +51,8 @@ PART_REQUESTS = 200_000
 MOST_ROUNDS = 3
 # An estimate of the seconds per request that simulating and recording the whole trace takes.
 REQUEST_S = 2e-6
-# A trace is searched whole only if the time limit allows this many simulations of it. A part is made so short
-# that there is time for twice as many simulations of the part.
+# A trace is searched whole only if the time limit allows this many simulations of it. A part is so short that
+# there is time for twice as many simulations of the part.
 WHOLE_SIMULATIONS = 20
 # The time kept for the simulation on the whole trace is this many times its estimate, because the machine may
 # do other work.
@@ -209,7 +209,7 @@ def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, dead
     worker is removed, and if the fleet still keeps the SLO, more by bisection.
     """
     counts = [pool.count for pool in plan.fleet.pools]
-    dearest_first = sorted(range(len(counts)), key=lambda i: -plan.fleet.pools[i].type.price_usd_per_h)
+    dearest_first = sorted(range(len(counts)), key=lambda k: -plan.fleet.pools[k].type.price_usd_per_h)
 
     def keeps_slo(counts: list[int]) -> bool:
         simulation = _simulate_whole(
@@ -217,18 +217,17 @@ def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, dead
         )
         return simulation is not None and judge_slo(simulation, plan.slo, with_percentiles=False).holds
 
-    for i in dearest_first:
-        # Workers of pool i: the most that are too few, and the fewest that are enough, as far as is known.
-        too_few, enough = 0, counts[i]
+    for pool_number in dearest_first:
+        # Workers of this pool: the most that are known to be too few, and the fewest known to be enough.
+        too_few, enough = 0, counts[pool_number]
         while enough - too_few > 1 and not is_over(deadline):
-            fewer = [*counts]
-            is_first = enough == counts[i]
-            fewer[i] = enough - 1 if is_first else (too_few + enough) // 2
-            if keeps_slo(fewer):
-                enough = fewer[i]
+            is_first = enough == counts[pool_number]
+            workers = enough - 1 if is_first else (too_few + enough) // 2
+            if keeps_slo([*counts[:pool_number], workers, *counts[pool_number + 1 :]]):
+                enough = workers
             else:
-                too_few = fewer[i]
-        counts[i] = enough
+                too_few = workers
+        counts[pool_number] = enough
     smaller = plan.fleet.with_counts(counts)
     if counts == [pool.count for pool in plan.fleet.pools]:
         return over_whole

@@ -1,4 +1,4 @@
-"""The plan: a fleet, what was simulated, what was proved over which fleets, and the alternatives."""
+"""The plan: a fleet, its simulation, the certificate of what was proved over which fleets, and alternatives."""
 
 from __future__ import annotations
 
