@@ -1,4 +1,4 @@
-"""The plan: a fleet, its simulation, the certificate of what was proved over which fleets, and alternatives."""
+"""The plan: a fleet, its simulation, the certificate of what was proved over which fleets, alternatives."""
 
 from __future__ import annotations
 
