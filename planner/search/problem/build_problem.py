@@ -98,8 +98,7 @@ def build_problem(
     """The problem of a question, from which a search starts.
 
     `request`, if given, is the result of `TrafficRequest.of` for an earlier question with the same traffic,
-    so that it is not computed again. Raises InputError, and InfeasibleError if no number of workers is
-    enough.
+    so that it is not computed again. Raises InputError, and InfeasibleError if no fleet is large enough.
     """
     llm = catalog.served_llm(task.llm)
     check_images(llm, trace)  # This check and the next raise InputError.

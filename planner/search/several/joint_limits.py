@@ -99,8 +99,8 @@ def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
 
 
 def require_shared_nodes(limits: FleetLimits, llms: int) -> None:
-    """Raises InfeasibleError if each of several LLMs has nodes of its own, which the limits then count
-    (`by_gpu` is False): what more of a limit would do is not known for nodes that they could share.
+    """Raises InfeasibleError if each of several LLMs has nodes of its own (`by_gpu` is False). The queries
+    count nodes that LLMs share, so they cannot say with how much more of a limit such LLMs fit.
     """
     if llms > 1 and not limits.by_gpu:
         raise InfeasibleError(

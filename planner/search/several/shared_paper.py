@@ -84,10 +84,10 @@ def plan_on_paper(
             until, _progress_of_llm(part.name, progress), answers=answers, by_gpu=limits.by_gpu
         )
         alone.append(_search_alone(part, catalog, seed, own_conditions))
-    if not joint_limits.fit_together(limits, (best_of(each)[1].best for each in alone)):
+    if not joint_limits.fit_together(limits, (best_of(searched)[1].best for searched in alone)):
         until = slice_of(deadline, 1) if keeps_half else deadline
         return alone, _plan_shared(parts, alone, limits, until, progress)
-    is_walked = all(best.level0.search.is_exact for each in alone for _, best in each)
+    is_walked = all(best.level0.search.is_exact for searched in alone for _, best in searched)
     nothing_left_out = (None,) * len(parts)
     level0 = _level0_where_all_fit(alone, limits)
     binding = (Finding("no-shared-limit"),)
@@ -130,7 +130,7 @@ def _plan_shared(
     queries = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
     unit = OBJECTIVE_UNITS[parts[0].task.objective]
     shared = cheapest_designs(llms, rows, out_of_time=lambda: is_over(until), progress=progress, unit=unit)
-    oracles = [problem.oracle for each in searched for problem, _ in each]
+    oracles = [problem.oracle for llm_searches in searched for problem, _ in llm_searches]
     alone_values = list(map(best_value, searched_alone))
     if shared.best is None:
         is_proved = _fewest_are_too_many(searched, limits)
@@ -158,9 +158,8 @@ def _plan_shared(
     together, left_to_each = _search_within_others(parts, problems, chosen, deadline)
     paid_for_sharing = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
     binding = paid_for_sharing
-    if (
-        limits.by_gpu
-    ):  # On nodes of their own, more of a limit is not known to save as much as on shared ones.
+    # The queries count nodes that LLMs share, so for nodes of their own they give no prices.
+    if limits.by_gpu:
         binding += joint_limits.price_limits(queries, rows, shared, parts[0].task.objective)
     shared = _without_tie_breaks(shared, zip(problems, chosen, strict=True))
     # Where more workers hurt, the search of one LLM may find a smaller fleet that the master's cuts excluded.
@@ -351,13 +350,14 @@ def _simulate_all_cheaper(
 def _search_within_others(
     parts: Sequence[LlmQuestion], problems: Sequence[Problem], chosen: Sequence[Counts], deadline: float
 ) -> tuple[list[Searched], list[OthersLeave]]:
-    """Search for each LLM within what the others leave, starting from its fleet in `chosen`, whose fleets fit
-    together. An LLM may take what a later one would save more with. So where one takes another fleet, each
-    later one is searched first too, and the cheapest fleets of all count.
+    """Search for each LLM within what the other LLMs leave, starting from its fleet in `chosen`; the fleets
+    of `chosen` fit together. LLMs are searched in turn, so one may take GPUs with which a later one would
+    save more. So if some LLM changes its fleet, the searches are repeated with each later LLM as the first,
+    and the cheapest fleets of all orders are returned.
     """
     last = len(parts)
     best = _search_in_order(parts, problems, chosen, range(last), deadline)
-    fleets = [names_of(best_of(each)[1].best) for each in best[0]]
+    fleets = [names_of(best_of(llm_searches)[1].best) for llm_searches in best[0]]
     changed = (k for k, fleet in enumerate(fleets) if fleet != names_of(chosen[k]))
     for first in range(next(changed, last) + 1, last):
         if is_over(deadline):
@@ -379,9 +379,10 @@ def _search_in_order(
     fleets = list(chosen)
     searched: dict[int, Searched] = {}
     left_to_each: dict[int, OthersLeave] = {}
-    for done, k in enumerate(order):
+    for searched_count, k in enumerate(order):
         remaining = joint_limits.limits_beside(problems[k].limits, fleets, k)
-        problem = replace(problems[k], task=parts[k].task, deadline=slice_of(deadline, len(parts) - done))
+        until = slice_of(deadline, len(parts) - searched_count)
+        problem = replace(problems[k], task=parts[k].task, deadline=until)
         searched[k] = search_within(problem, remaining, fleets[k])
         fleets[k] = best_of(searched[k])[1].best
         left_to_each[k] = others_leave_fact(remaining)
