@@ -258,9 +258,7 @@ def answer_rows(plan: SharedPlan) -> Rows:
     paper_value = next((total.value for total in plan.answers if total.name == "on-paper"), None)
     totals = plan.answers if len(plan.plans) > 1 else ()  # With one LLM they would repeat its answers.
     for total in totals:
-        lacks = (
-            f"no fleet of {list_text(total.lacks)} beside the others within the limits" if total.lacks else ""
-        )
+        lacks = f"{shared_screen.no_fleet_text(plan, total)} within the limits" if total.lacks else ""
         money = ["-" if total.value is None else show_amount(total.value, plan.unit)]
         if is_by_node:
             money.append("-" if total.paid_usd_per_h is None else show_amount(total.paid_usd_per_h, "USD/h"))

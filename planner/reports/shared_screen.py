@@ -171,11 +171,17 @@ def _help_text(plan: SharedPlan) -> str:
     return f"; what would help: {relaxation}" if relaxation else ""
 
 
+def no_fleet_text(plan: SharedPlan, total: AnswerTotal) -> str:
+    """Which LLMs have no fleet in an answer: "no fleet of code beside the others"."""
+    beside = " beside the others" if len(total.lacks) < len(plan.plans) else ""
+    return f"no fleet of {list_text(total.lacks)}{beside}"
+
+
 def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Card:
     """The card of one of the three answers, with the bill over all LLMs."""
     name, is_plan = screen.NAMES[total.name], total.name == "production"
     if total.value is None or total.paid_usd_per_h is None:
-        why = f"no fleet of {list_text(total.lacks)} beside the others was found within the limits"
+        why = f"{no_fleet_text(plan, total)} was found within the limits"
         if is_plan:
             most = screen.most_kept_of(plan.plans.values())
             why += screen.most_kept_text(most) if most else ""

@@ -109,9 +109,9 @@ def test_the_fleets_kept_most_are_told_with_their_price_where_none_are_kept_in_e
     answers = (both.answers[0], AnswerTotal("production", None, None, ("chat", "code")))
     card = shared_screen.answer_cards(replace(both, plans=plans, answers=answers))[1]
     assert card.fleet == (
-        "no fleet of chat and code beside the others was found within the limits that is kept in 90 % of "
-        "scenarios; the most found to be kept is 81.25 %, for 25.50 USD/h: safety: {kept_in: 0.81} may plan "
-        "it; what would help: stock of h100-80g from 4 to 6"
+        "no fleet of chat and code was found within the limits that is kept in 90 % of scenarios; the most "
+        "found to be kept is 81.25 %, for 25.50 USD/h: safety: {kept_in: 0.81} may plan it; what would help: "
+        "stock of h100-80g from 4 to 6"
     )
 
 
