@@ -85,6 +85,8 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     # Where a scale model was searched, only the answer "production" gets a headroom.
     if trial.searched_problem.oracle.downscale == 1:
         on_paper = _with_headroom(on_paper, problem, paper.best)
+    # Every search keeps the limits. If one did not, no answer would be better than a fleet beyond them.
+    assert problem.allows(trial.best), "internal error: the production fleet is not within the limits"
     production = _answer(problem, "production", trial.best, trial.kept_in)
     answers = [on_paper, _with_headroom(production, problem, trial.best)]
     if searches_with_loss:
@@ -103,6 +105,9 @@ def _answer_with_a_loss(trial: FleetTrial, survivor: FleetWithALoss | None) -> f
     """The answer "with a loss", which names no fleet where none was found."""
     if survivor is None:
         return facts.Answered("with-a-loss", workers=(), value=None, usd_per_h=None, kept_in=None)
+    assert trial.problem.allows(survivor.counts), (
+        "internal error: the fleet with a loss is not within the limits"
+    )
     answer = _answer(survivor.problem or trial.problem, "with-a-loss", survivor.counts, survivor.kept_in)
     # `problem` is None if production was searched in a scale model: then no headroom can be found.
     return answer if survivor.problem is None else _with_headroom(answer, survivor.problem, survivor.counts)
