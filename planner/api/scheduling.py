@@ -25,6 +25,7 @@ from planner.documents.catalog import CatalogLike, read_catalog
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, check_output_file, write_file, write_files
 from planner.reports import schedule_page
+from planner.search.oracle.work_clock import USUAL_LIMIT_S, WORK_S, time_limit
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.search.schedules.scheduled import ScheduledLlm, SimulatedSchedule, simulate_schedule
 from planner.solvers import reserved_schedule as solver
@@ -123,7 +124,7 @@ def schedule(
     simulated over its windows, and repaired where a window misses its SLO; otherwise the answer says why not.
 
     Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is taken;
-    its simulation may take as long again.
+    its simulations may take as long again on the search's clock (work_clock.py).
     """
     seed, time_limit_s = checked_seed(seed), checked_time_limit(time_limit_s)
     window_s = parse_quantity(window, "s", where="window")
@@ -148,9 +149,15 @@ def schedule(
     if why := not_simulated(answer, traces):
         return ScheduleResult(replace(answer, not_simulated=why))
     served = [_llm_to_simulate(answer, llm, traces[llm], catalog) for llm in demand_by_window.llms]
-    simulated_schedule = simulate_schedule(
-        market_read, demand_by_window, answer.schedule, served, time_limit_s=time_limit_s, progress=progress
-    )
+    with time_limit(time_limit_s * USUAL_LIMIT_S / WORK_S):  # A safety net on the wall clock.
+        simulated_schedule = simulate_schedule(
+            market_read,
+            demand_by_window,
+            answer.schedule,
+            served,
+            most_work_s=time_limit_s,
+            progress=progress,
+        )
     return ScheduleResult(replace(answer, simulated=simulated_schedule, not_simulated=""))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,3 +194,23 @@ def test_a_window_with_a_request_that_is_never_served_is_missed(monkeypatch: pyt
     )
     served, run = SimpleNamespace(slo=None), SimpleNamespace(run=SimpleNamespace(simulation=simulation))
     assert scheduled._missed_windows([served], [run]) == [(0, 0), (0, 2)]  # type: ignore[list-item]
+
+
+def test_a_busy_machine_repairs_a_schedule_as_an_idle_one_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each simulation takes 150 s of 600 s here. After four of them no needless worker was taken away."""
+    idle = asked(market(tmp_path), chat=traffic()).simulated
+    real_s, simulated = time.monotonic, list[float]()
+
+    def simulate_slowly(*arguments: Any) -> Any:
+        simulated.append(150.0)
+        return simulate_llms(*arguments)
+
+    simulate_llms = scheduled._simulate_llms
+    monkeypatch.setattr(scheduled, "_simulate_llms", simulate_slowly)
+    monkeypatch.setattr(time, "monotonic", lambda: real_s() + sum(simulated))
+    busy = asked(market(tmp_path), chat=traffic()).simulated
+    assert idle is not None and busy is not None and len(simulated) > 4
+    assert busy.schedule.workers.tolist() == idle.schedule.workers.tolist()
+    assert (busy.cost_usd_per_h, busy.why_missed) == (idle.cost_usd_per_h, idle.why_missed)

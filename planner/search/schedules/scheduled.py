@@ -5,7 +5,7 @@ sustains. Here each LLM's requests are simulated on its workers, which start bef
 drain after it, on the GPUs that all LLMs share. Where a window of the SLO is missed, firm workers (those that
 are not on spot GPUs) are added in the windows of the schedule that it overlaps; if it is missed again, also
 in the window before them. The added workers are of the type that costs least for the rate that it sustains.
-Once every window keeps the SLO, added workers that no window needs are removed, as far as the time allows.
+Once every window keeps the SLO, added workers that no window needs are removed, as far as the work allows.
 The bill is for the GPUs that workers had in the simulation: the cheapest number reserved, on-demand ones
 above it, and spot GPUs.
 
@@ -13,7 +13,6 @@ Indices: c is a worker type of the market (C of them), g a GPU of it (G), t a wi
 LLM, v a window of its SLO.
 """
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +22,9 @@ import numpy.typing as npt
 from planner.domain import Slo, row_of
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
+from planner.search.oracle.deterministic_parallel import charge_effort
+from planner.search.oracle.fleet_oracle import request_effort
+from planner.search.oracle.work_clock import ended_by, is_over, now_s
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, simulate_together
 from planner.simulator.layout import UNFINISHED
@@ -117,14 +119,15 @@ def simulate_schedule(
     schedule: Schedule,
     scheduled_llms: Sequence[ScheduledLlm],
     *,
-    time_limit_s: float = 60.0,
+    most_work_s: float = 60.0,
     progress: Progress = report_nothing,
 ) -> SimulatedSchedule:
     """Simulate a schedule, and repair it until every window keeps the SLO, a limit forbids more workers, or
-    the time is up. Raises InputError if a fleet does not match the worker of the market for which it stands.
+    the simulations have taken `most_work_s` of the search's clock (work_clock.py). Raises InputError if a
+    fleet does not match the worker of the market for which it stands.
     """
     _check_fleets(market, demand, scheduled_llms)
-    deadline = time.monotonic() + time_limit_s
+    deadline = now_s() + most_work_s
     firm = schedule.workers.copy()
     first_runs = _simulate_llms(market, demand, firm, schedule.spot_workers, scheduled_llms)
     runs = first_runs
@@ -136,11 +139,11 @@ def simulate_schedule(
         if not repairable:
             why_missed = "more workers do not help" if missed else ""
             break
-        if repair == MOST_REPAIRS or time.monotonic() > deadline:
+        if repair == MOST_REPAIRS or is_over(deadline):
             why_missed = (
                 f"the schedule was repaired {repair} times, which is the most"
                 if repair == MOST_REPAIRS
-                else f"the time was up after {repair} repairs"
+                else f"{ended_by()} was reached after {repair} repairs"
             )
             break
         progress(f"simulated: {len(missed)} windows miss the SLO")
@@ -278,6 +281,8 @@ def _simulate_llms(
         end_s = firm.shape[1] * demand.window_s
         fleets.append(ElasticFleet(fleet, llm.trace, elastic, timetable, llm.slo.limits, every_s, end_s))
         pools_by_llm.append(pools)
+    efforts = (len(each.trace) * request_effort(each.fleet, each.trace) for each in fleets if len(each.trace))
+    charge_effort(object(), sum(efforts))
     stock = {offer.gpu: offer.stock for offer in market.offers if offer.stock is not None}
     runs = simulate_together(fleets, FleetLimits(stock))
     return [_LlmRun(run, pools) for run, pools in zip(runs, pools_by_llm, strict=True)]
@@ -357,7 +362,7 @@ def _remove_unneeded(
 ) -> tuple[Counts, list[_LlmRun]]:
     """The firm workers without those that were added and that no window needs, with their simulation."""
     for c, t in np.argwhere(firm > schedule.workers).tolist():
-        while firm[c, t] > schedule.workers[c, t] and time.monotonic() < deadline:
+        while firm[c, t] > schedule.workers[c, t] and not is_over(deadline):
             fewer = firm.copy()
             fewer[c, t] -= 1
             trial_runs = _simulate_llms(market, demand, fewer, schedule.spot_workers, scheduled_llms)
