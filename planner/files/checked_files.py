@@ -7,6 +7,7 @@ import csv
 import fcntl
 import gzip
 import io
+import itertools
 import os
 import re
 import shutil
@@ -252,6 +253,13 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             if key is not None and key in seen and key != "<<":  # Merge keys are counted below.
                 raise _malformed_error(f"the key {key!r} is given twice", key_node.start_mark)
             seen.add(key)
+        for (_, value_node), (key_node, empty) in itertools.pairwise(node.value if node.flow_style else ()):
+            if written := _split_number(value_node, key_node, empty):
+                raise _malformed_error(
+                    f"the comma in {written!r} ends an entry; write a decimal point, and no commas between "
+                    "thousands",
+                    value_node.start_mark,
+                )
         own_keys = [key_node for key_node, _ in node.value if key_node.tag != f"{_TAG}merge"]
         if len(node.value) - len(own_keys) > 1:
             raise _malformed_error("the key '<<' is given twice", node.start_mark)
@@ -264,6 +272,17 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             mark = own_keys[len(keys) - 1 - keys[::-1].index(twice)].start_mark
             raise _malformed_error(f"the key {twice!r} is given twice", mark)
         return mapping
+
+
+def _split_number(before: yaml.Node, key: yaml.Node, value: yaml.Node) -> str:
+    """The number that a decimal comma has split between two entries of a flow mapping, else empty: in
+    `{price: 2,10 usd/h}` the first has the value 2, and the next the key "10 usd/h" without a value.
+    """
+    scalars = [node for node in (before, key, value) if isinstance(node, yaml.ScalarNode) and not node.style]
+    if len(scalars) < 3 or value.value or not re.fullmatch(r"[+-]?\d+", before.value):
+        return ""
+    is_next = key.start_mark.index == before.end_mark.index + 1  # No space follows the comma.
+    return f"{before.value},{key.value}" if is_next and key.value[:1].isdigit() else ""
 
 
 def _explain_misread(node: yaml.ScalarNode, value: object) -> str:

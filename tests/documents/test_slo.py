@@ -205,6 +205,7 @@ def test_zero_money_and_rates_need_no_unit() -> None:
     [
         ("{gpus: {h100-80g: 010}}", "'010' would be read as the octal number 8; write 10"),
         ("{gpus: {h100-80g: 1:30}}", "'1:30' would be read as 90"),
+        ("{prices: {h100-80g: 2,10 usd/h}}", "the comma in '2,10 usd/h' ends an entry; write a decimal"),
         ("{gpus: {h100-80g: +0_17}}", "would be read as the octal number 15; write 17"),
     ],
 )
