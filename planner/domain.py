@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.errors import CatalogError, InputError
-from planner.slo_metrics import METRICS, SloMetric
+from planner.slo_metrics import METRICS, SloMetric, metric_label
 from planner.units import percentile_name
 
 Metric = str  # A key of slo_metrics.METRICS.
@@ -27,6 +27,13 @@ SERVICE_WINDOW_S = 60.0
 def row_of(gpu: str) -> str:
     """The name of a GPU's row in the catalog: "h100-80g" for "h100-80g@spot" and "h100-80g@owned"."""
     return gpu.removesuffix(SPOT).removesuffix(OWNED)
+
+
+def stock_name(gpu: str) -> str:
+    """The name of the stock that a GPU is taken from: "h100-80g@owned" has its own, and "h100-80g" is that of
+    the rented ones, "h100-80g@spot" among them.
+    """
+    return gpu.removesuffix(SPOT)
 
 
 def market_of(gpu: str) -> str:
@@ -161,6 +168,11 @@ class Limit:
         """For instance 'ttft p90', or 'chat ttft p90' for a class called chat."""
         of_class = "" if self.selector is None else f"{self.selector.name} "
         return f"{of_class}{self.metric} {percentile_name(self.percentile_frac)}"
+
+    @property
+    def label(self) -> str:
+        """The name in sentences and tables: 'chat TTFT p90'."""
+        return metric_label(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,13 +147,17 @@ class InfeasibleError(PlannerError):
         }
 
     def of_llm(self, llm: str) -> InfeasibleError:
-        """The same error, with the name of its LLM before the message."""
+        """The same error about one of several LLMs, which had all of the fleet for itself. More of a shared
+        limit that is enough for it alone is no way to plan them all.
+        """
+        is_shared = any(change.unit != "s" for way in self.ways for change in way)
+        alone = f". That is enough for {llm} alone; the others take theirs beside it" if is_shared else ""
         return InfeasibleError(
-            f"{llm}: {self}",
+            f"{llm}, even with all of the fleet for itself: {str(self).rstrip('.')}{alone}",
             kind=self.kind,
             constraint=self.constraints,
-            relaxation=self.relaxation,
-            ways=self.ways,
+            relaxation=f"{self.relaxation}, for {llm} alone" if is_shared else self.relaxation,
+            ways=() if is_shared else self.ways,
             is_proved=self.is_proved,
             most_kept=self.most_kept,
         )

@@ -147,6 +147,7 @@ def advise_target(word: str, targets: Iterable[str]) -> str:
 ONE_KIND, ONLY_PAIRS, ONE_POOL = ("llm-d", "production-stack"), ("disaggregatedset",), ("skypilot",)
 # Serving programs other than vLLM -> the targets that start them, with mixed workers only.
 TARGETS_OF_ENGINE: Mapping[str, tuple[str, ...]] = MappingProxyType({"sglang": ("kubernetes",)})
+HUB_TARGETS = ("llm-d", "kserve")  # They load LLMs from the Hugging Face hub alone, by their names there.
 
 
 Weights = tuple[float, float, float, float]

@@ -226,7 +226,7 @@ class PlanResult(PlanFiles):
     def sentences(self) -> list[str]:
         level0 = words.level0_line(self.plan.certificate)
         limit_lines = [
-            f"{line.limit.name}: {', limit '.join(words.value_and_limit(line))}"
+            f"{line.limit.label}: {', limit '.join(words.value_and_limit(line))}"
             for line in self.plan.verdict.lines
         ]
         # If the plan has several answers (on paper, production, with a loss), level 0 is about the one on

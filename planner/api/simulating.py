@@ -82,7 +82,7 @@ class SimulationResult(Result):
         return [
             *([rejected] if rejected else []),
             *[
-                f"{line.limit.name}: {', limit '.join(words.value_and_limit(line))}"
+                f"{line.limit.label}: {', limit '.join(words.value_and_limit(line))}"
                 + (f", {show_share(line.kept_frac)} within" if line.judged else "")
                 for line in lines
             ],

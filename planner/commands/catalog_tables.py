@@ -100,7 +100,7 @@ def _slo_rows(catalog: Catalog) -> list[dict[str, Any]]:
     """A row for each SLO preset."""
     rows = []
     for preset in catalog.slos.values():
-        limits = [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in preset.slo.limits]
+        limits = [f"{limit.label} <= {show_s(limit.limit_s)}" for limit in preset.slo.limits]
         if preset.slowdowns is not None:
             reference = f"{preset.slowdowns.gpu} tp{preset.slowdowns.tp}"
             limits += [

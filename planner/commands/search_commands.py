@@ -23,7 +23,6 @@ from planner.commands.printed_tables import print_json, print_mapping, print_row
 from planner.commands.what_if_command import SloArgument, TraceArgument
 from planner.documents.traffic_description import describes_traffic
 from planner.errors import InputError
-from planner.slo_metrics import metric_label
 from planner.units import count_text, show_beside, show_digits
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
             {"note": "not the plan's headroom, for which the plan's own requests arrive in less time"}, ""
         )
     rows = [
-        {"metric": metric_label(limit.name), "limit": limit_text, "simulated": value_text}
+        {"metric": limit.label, "limit": limit_text, "simulated": value_text}
         for limit, value_s in result.fleet_goodput.values_s.items()
         for value_text, limit_text in [show_beside(value_s, limit.limit_s)]
     ]

@@ -30,7 +30,7 @@ from planner.day.day_study import (
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns
 from planner.day.search.several_llms_runs import JointRuns, joint_terms
-from planner.domain import row_of
+from planner.domain import stock_name
 from planner.errors import PlannerError
 from planner.search.oracle.work_clock import WORK_S, now_s
 from planner.search.problem.plan_problem import Progress, report_nothing
@@ -215,7 +215,7 @@ def _joint_day(name: str, parts: Sequence[ControllerDay], terms: DayTerms) -> Jo
     for part in parts:
         lives += [(first_pool + span.pool, span.requested_s, span.gone_s) for span in part.run.spans]
         first_pool += part.run.requested_sizes.shape[1]
-    gpus = dict.fromkeys(row_of(pool.gpu) for pool in terms.pools)
+    gpus = dict.fromkeys(stock_name(pool.gpu) for pool in terms.pools)
     most_gpus = {gpu: most_gpus_in_use(terms, lives, terms.pools_on_gpu(gpu)) for gpu in gpus}
     paid_gpus = {gpu: most_paid_gpus(terms, lives, terms.pools_on_gpu(gpu)) for gpu in gpus}
     return JointDay(name, tuple(parts), billed_usd(terms, lives), most_gpus, paid_gpus)

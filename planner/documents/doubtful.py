@@ -26,13 +26,13 @@ def slo_doubts(slo: Slo) -> Iterator[str]:
     for limit in slo.limits:
         if limit.percentile_frac >= 1:
             yield (
-                f"slo: {limit.name} is the slowest of all requests, however many: a single late one "
+                f"slo: {limit.label} is the slowest of all requests, however many: a single late one "
                 "misses it; p99.9 lets one in 1,000 be late"
             )
         tighter = _tighter_above(limit, slo)
         if tighter is not None:
             yield (
-                f"slo: {limit.name} <= {show_s(limit.limit_s)} says nothing beside {tighter.name} <= "
+                f"slo: {limit.label} <= {show_s(limit.limit_s)} says nothing beside {tighter.label} <= "
                 f"{show_s(tighter.limit_s)}, which is tighter and of more requests: are the two exchanged?"
             )
 
@@ -93,7 +93,7 @@ def gap_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
         if gaps_while_arriving[requests].sum() * 2 >= gaps[requests].sum():
             continue
         yield (
-            f"slo: {limit.name}: gaps are judged while requests arrive, for {show_s(trace.duration_s)}, and "
+            f"slo: {limit.label}: gaps are judged while requests arrive, for {show_s(trace.duration_s)}, and "
             "most gaps of these answers come later; longer traffic has them judged"
         )
 
@@ -104,9 +104,9 @@ def percentile_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
         counted = limit.metric_row.counted
         values = _count_values(limit, trace)
         if values == 0:
-            yield f"slo: {limit.name}: the traffic has none of its {counted}, so any fleet keeps it"
+            yield f"slo: {limit.label}: the traffic has none of its {counted}, so any fleet keeps it"
         elif values and _lets_none_be_late(limit.percentile_frac, values):
-            yield _too_few(limit.name, limit.percentile_frac, values, counted)
+            yield _too_few(limit.label, limit.percentile_frac, values, counted)
     if slo.attainment_frac is not None and _lets_none_be_late(slo.attainment_frac, len(trace)):
         yield _too_few("attainment", slo.attainment_frac, len(trace), "requests")
 

@@ -84,7 +84,14 @@ from planner.models.llm import Llm
 from planner.models.lora import Lora
 from planner.models.parallelism import MAX_PP
 from planner.models.speculation import Speculation
-from planner.policies import ROUTERS_OF, ROUTING, TARGETS_OF_ENGINE, advise_target, find_deployed_routing
+from planner.policies import (
+    HUB_TARGETS,
+    ROUTERS_OF,
+    ROUTING,
+    TARGETS_OF_ENGINE,
+    advise_target,
+    find_deployed_routing,
+)
 from planner.slo_metrics import METRICS
 from planner.solvers.whole_nodes import node_of, whole_stock
 from planner.traffic.described import Description, fit_context
@@ -353,9 +360,12 @@ class PlanQuestion:
 
     @property
     def stock_and_owned(self) -> dict[str, int | None]:
-        """The stock of each row, owned GPUs included, and owned GPUs alone under "h100-80g@owned"."""
-        owned = {name + OWNED: count for name, count in self.owned.items() if name in self.stock}
-        return {**rentable_stock(self.stock, self.owned), **owned}
+        """How many GPUs of each row may be rented, and how many are owned, under "h100-80g@owned"."""
+        rented = {
+            name: None if count is None else count - self.owned.get(name, 0)
+            for name, count in rentable_stock(self.stock, self.owned).items()
+        }
+        return rented | {name + OWNED: count for name, count in self.owned.items() if name in self.stock}
 
     def policy_choices(self) -> tuple[Policies, ...]:
         """Every combination of policies that is searched; those without prefix caches come first."""
@@ -502,7 +512,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     )
     _check_throughput(task, where)
     _check_day(question)
-    _check_engine_of_target(task, question)
+    _check_target(task, question, catalog)
     return replace(task, considers_all_gpus="gpus" not in fleet, doubts=_find_doubts(task, fleet, catalog))
 
 
@@ -527,9 +537,13 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
     prices, _, _, spot = _parse_prices(fleet, catalog)
     spot_prices = {name: market.price_usd_per_h for name, market in spot.items()}
     of_fleet = doubtful.fleet_doubts(named, task.owned, prices, spot_prices, task.sold_whole, catalog)
-    is_folder = not catalog.has_llm(task.llm) and is_path(task.llm)
-    of_llm = (FOLDER_SERVED.format(name=task.llm),) if is_folder else ()
+    of_llm = (FOLDER_SERVED.format(name=task.llm),) if _is_folder(task.llm, catalog) else ()
     return (*doubtful.slo_doubts(task.slo), *of_fleet, *of_llm, *doubtful.lora_doubts(task.lora))
+
+
+def _is_folder(llm: str, catalog: Catalog) -> bool:
+    """Whether an LLM is the folder of its config.json, and no row of the catalog."""
+    return not catalog.has_llm(llm) and is_path(llm)
 
 
 def _check_day(question: Section) -> None:
@@ -937,8 +951,13 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
     return name, False
 
 
-def _check_engine_of_target(task: PlanQuestion, question: Section) -> None:
-    """Raise InputError for a target that cannot start the engine."""
+def _check_target(task: PlanQuestion, question: Section, catalog: Catalog) -> None:
+    """Raise InputError for a target that cannot load the LLM or start the engine."""
+    if task.deploy in HUB_TARGETS and _is_folder(task.llm, catalog):
+        raise InputError(
+            f"{question.path_of('deploy')}: target: {task.deploy} loads the LLM from the Hugging Face hub, "
+            f"and llm: is the folder {task.llm}; write its id on the hub, or take another target"
+        )
     if task.engine is None or task.deploy is None:
         return
     targets = TARGETS_OF_ENGINE.get(task.engine.name)  # None: every target starts this engine.

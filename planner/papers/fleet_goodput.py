@@ -178,7 +178,7 @@ def _missed_most(verdict: Verdict, slo: Slo) -> tuple[str, str, str]:
     if verdict.missed:
         worst = max(verdict.missed, key=lambda line: line.deciding_s / line.limit.limit_s)
         name, (value, limit) = worst.limit.name, show_beside(worst.deciding_s, worst.limit.limit_s)
-        return f"{name} is {value} there, limit {limit}", name, f"{name} of {value}"
+        return f"{worst.limit.label} is {value} there, limit {limit}", name, f"{name} of {value}"
     if verdict.rejected:
         return (
             f"{count_text(verdict.rejected, 'request')} fit no worker",

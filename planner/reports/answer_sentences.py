@@ -119,7 +119,7 @@ def first_missed(answer: facts.Answered) -> str:
     """The limits that are missed first with more traffic, and those with longer steps if they differ."""
     limits_by_strain = {"traffic": answer.breaks_by_traffic, "steps": answer.breaks_by_steps}
     names = {
-        strain: list_text([limit.name for limit in limits]) for strain, limits in limits_by_strain.items()
+        strain: list_text([limit.label for limit in limits]) for strain, limits in limits_by_strain.items()
     }
     if names["traffic"] == names["steps"]:
         return names["traffic"]

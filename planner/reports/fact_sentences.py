@@ -300,7 +300,7 @@ def _slo_line_text(line: facts.At) -> str:
     limit = line.limit
     value, limit_text = show_beside(line.value_s, limit.limit_s)
     return (
-        f"{limit.name} is {value}, {show_share(line.kept_frac)} within "
+        f"{limit.label} is {value}, {show_share(line.kept_frac)} within "
         f"{limit_text} ({100 * limit.percentile_frac:g} % needed){_window_text(line.window_s)}"
     )
 
@@ -361,7 +361,7 @@ def _written_text(under: facts.UnderRouter) -> str:
     if line is None:
         return "no limit has a figure"
     value, limit = show_beside(line.value_s, line.limit.limit_s)
-    return f"{line.limit.name} {value}, limit {limit}{_window_text(line.window_s)}"
+    return f"{line.limit.label} {value}, limit {limit}{_window_text(line.window_s)}"
 
 
 @fact_sentence.register
@@ -390,7 +390,7 @@ def _(fact: facts.NotDeployable) -> str:
 def _(fact: facts.LimitBinds) -> str:
     value, limit = show_beside(fact.value_s, fact.limit.limit_s)
     return (
-        f"{fact.limit.name} binds the {fact.pool} pool: at {value} instead of {limit} "
+        f"{fact.limit.label} binds the {fact.pool} pool: at {value} instead of {limit} "
         f"one worker of {fact.worker_type} fewer would do, which saves "
         f"{in_unit(fact.saves, fact.unit)}"
     )
@@ -419,7 +419,7 @@ def _(fact: facts.BoundPrice) -> str:
 @fact_sentence.register
 def _(fact: facts.PromisedAt) -> str:
     value, limit = show_beside(fact.value_s, fact.limit.limit_s)
-    return f"{fact.limit.name} is {value} where the limit is {limit}"
+    return f"{fact.limit.label} is {value} where the limit is {limit}"
 
 
 @fact_sentence.register
@@ -492,7 +492,7 @@ def _(fact: facts.InsuranceCosts) -> str:
 
 @fact_sentence.register
 def _(fact: facts.AsExpected) -> str:
-    values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in fact.values)
+    values = ", ".join(f"{line.limit.label} is {show_s(line.value_s)}" for line in fact.values)
     return f"if all comes as expected, {values}"
 
 
@@ -940,7 +940,7 @@ def _late_text(late: facts.LateRequests) -> str:
     limit = late.limit
     longest = " in their longest gap" if limit.metric_row.is_of_gaps else ""
     worst, limit_text = show_beside(late.longest_s, limit.limit_s)
-    exceeded = f"{100 * late.late_frac:.1f} % exceed {limit_text} ({limit.name}){longest}"
+    exceeded = f"{100 * late.late_frac:.1f} % exceed {limit_text} ({limit.label}){longest}"
     return f"{exceeded}, the worst takes {worst}"
 
 
@@ -1089,7 +1089,7 @@ def _(fact: facts.NoneTogether) -> str:
 def _(fact: facts.IdleMisses) -> str:
     enough, limit = show_beside(fact.enough_s, fact.limit.limit_s)
     return (
-        f"not for production: even an idle worker misses {fact.limit.name} <= {limit} in "
+        f"not for production: even an idle worker misses {fact.limit.label} <= {limit} in "
         f"{fact.missed} of {fact.scenario_count} scenarios, as steps may take longer than predicted. No "
         f"number of workers cures that; relax the limit to {enough} or more (what "
         f"{fact.fastest}, the fastest, needs), measure the steps (plan profile), or add a faster GPU. "

@@ -29,7 +29,7 @@ from planner.search.problem.bill import Bill
 from planner.simulator.layout import run_seconds
 from planner.simulator.slo_verdict import LineVerdict, Verdict, WindowResult, measured_mask
 from planner.simulator.utilisation import PoolUse, pool_uses
-from planner.slo_metrics import METRICS, metric_label, verdict_word
+from planner.slo_metrics import METRICS, verdict_word
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
 from planner.units import (
     HOURS_PER_MONTH,
@@ -132,7 +132,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
         rows.append(
             (
                 limit_text(line.limit),
-                metric_label(line.limit.name),
+                line.limit.label,
                 limit,
                 value,
                 _margin_text(line.value_s, limit_s),

@@ -60,7 +60,7 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.domain import COST, GPUS, KV_BLOCK_TOKENS, POWER, ROUNDING, FleetLimit, row_of
+from planner.domain import COST, GPUS, KV_BLOCK_TOKENS, POWER, ROUNDING, FleetLimit, stock_name
 from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.speculation import least_token_times
@@ -116,7 +116,7 @@ def paid_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
 class FleetLimits:
     """What a fleet may use: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in use in all.
 
-    The stock of "h100-80g" includes owned GPUs and those on the spot market, that of "h100-80g@owned" only
+    The stock of "h100-80g" is that of rented GPUs, on the spot market too, and that of "h100-80g@owned" of
     the owned ones. A stock and the limit on dollars also count the idle GPUs of nodes that are sold whole.
 
     With `by_gpu` several LLMs share nodes. Amounts then count only the GPUs in use of this fleet, without
@@ -161,7 +161,7 @@ class FleetLimits:
             return worker.power_w
         if limit.of == "cost":
             return worker.price_usd_per_h
-        if limit.of == "stock" and limit.gpu not in (worker.gpu.name, row_of(worker.gpu.name)):
+        if limit.of == "stock" and limit.gpu != stock_name(worker.gpu.name):
             return 0.0
         return worker.gpus
 

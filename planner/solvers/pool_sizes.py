@@ -46,7 +46,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import row_of
+from planner.domain import stock_name
 from planner.errors import InputError
 from planner.solvers.backend import ProgramBuilder, minimise_program
 from planner.solvers.whole_nodes import PricedNode, fewest_nodes, idle_gpus, packing_rows
@@ -163,8 +163,8 @@ class DayTerms:
         return [range(a, b) for a, b in zip(first.tolist(), after_last.tolist(), strict=True)]
 
     def pools_on_gpu(self, gpu: str) -> list[int]:
-        """Indices of the pools whose workers run on this GPU type, power-capped or not."""
-        return [c for c, pool in enumerate(self.pools) if gpu in (pool.gpu, row_of(pool.gpu))]
+        """Indices of the pools whose workers take GPUs from this stock, power-capped or not."""
+        return [c for c, pool in enumerate(self.pools) if gpu == stock_name(pool.gpu)]
 
     def are_within_stock(self, workers: Ints) -> npt.NDArray[np.bool_]:
         """Whether the stock has GPUs for each row of these workers (N, C), as `FleetLimits` counts them

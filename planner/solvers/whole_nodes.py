@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import OWNED, ROUNDING, FleetLimit, Gpu, market_of, row_of
+from planner.domain import OWNED, ROUNDING, FleetLimit, Gpu, market_of, stock_name
 from planner.fleet import WorkerType
 from planner.models.power import shipped_power
 
@@ -58,24 +58,17 @@ def node_of(gpu: Gpu) -> PricedNode | None:
 def enough_for(
     limit: FleetLimit, used: float, workers: Iterable[tuple[WorkerType, int]], owned: int
 ) -> float:
-    """The amount that a limit must have for these workers, which use `used` of it. If it is a limit on stock,
-    `owned` is how many of the stock's GPUs are owned.
+    """The amount that a limit must have in slo.yaml for these workers, which use `used` of it. The stock that
+    is written there includes the GPUs that are `owned`.
 
     A stock of GPUs that are sold by whole nodes has owned GPUs and whole nodes to rent. So the amount is
     rounded up to whole nodes: with a part of a node in stock, GPUs would be sold singly
     (`PlanQuestion.priced_gpus`), at other prices.
     """
-    in_stock = [(worker.gpu, worker.gpus * n) for worker, n in workers if limit in _stocks_of(worker.gpu)]
-    node_gpus = max((node.gpus for gpu, _ in in_stock if (node := node_of(gpu)) is not None), default=None)
-    if node_gpus is None:
-        return used
-    rented = used - sum(gpus for gpu, gpus in in_stock if market_of(gpu.name) == OWNED)
-    return owned + node_gpus * math.ceil(rented / node_gpus - ROUNDING)
-
-
-def _stocks_of(gpu: Gpu) -> tuple[FleetLimit, ...]:
-    """The limits on stock for which a GPU counts: that of its market, and that of its row in the catalog."""
-    return FleetLimit("stock", gpu.name), FleetLimit("stock", row_of(gpu.name))
+    gpus = [worker.gpu for worker, _ in workers if limit == FleetLimit("stock", stock_name(worker.gpu.name))]
+    node_gpus = max((node.gpus for gpu in gpus if (node := node_of(gpu)) is not None), default=None)
+    rented = used if node_gpus is None else node_gpus * math.ceil(used / node_gpus - ROUNDING)
+    return owned + rented
 
 
 def whole_stock(stock: int, owned: int, node_gpus: int) -> int:

@@ -72,7 +72,7 @@ def _headline(watched: WatchedPlan) -> str:
     harder = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_harder)
     easier = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_drift and not drift.is_up)
     if watched.missed_lines:
-        missed = ", ".join(line.limit.name for line in watched.missed_lines)
+        missed = ", ".join(line.limit.label for line in watched.missed_lines)
         if headroom.headroom_frac >= 0:
             until = f"by the simulation {until}, so engines are slower than planned, or some are down"
         return f"the SLO is missed ({missed}){'; drifted: ' + harder if harder else ''}; {until}"
@@ -136,10 +136,10 @@ def _latency_line(line: LatencyLine) -> str:
     """The sentence on one line of the SLO as it is kept now."""
     if line.unknown_because:
         predicted = "" if line.planned_s is None else f"predicted {show_s(line.planned_s)}: "
-        limit = f"{line.limit.name} <= {show_s(line.limit.limit_s)}"
+        limit = f"{line.limit.label} <= {show_s(line.limit.limit_s)}"
         return f"{limit}: {predicted}not known ({line.unknown_because})"
     if not line.requests:
-        return f"{line.limit.name}: nothing counted in the last hour"
+        return f"{line.limit.label}: nothing counted in the last hour"
     between = f"{show_s(line.low_s)} to {show_s(line.high_s) if math.isfinite(line.high_s) else 'more'}"
     verdict = {True: "kept", False: "MISSED", None: "not known"}[line.is_kept]
     planned_text, limit_text = show_beside(line.planned_s, line.limit.limit_s)
@@ -148,7 +148,7 @@ def _latency_line(line: LatencyLine) -> str:
     if line.is_kept is None:
         is_few = line.requests < FEWEST_REQUESTS
         why = " (too few)" if is_few else " (the limit lies within a bucket)"
-    return f"{line.limit.name} <= {limit_text}: {between}{planned}: {verdict}{why}"
+    return f"{line.limit.label} <= {limit_text}: {between}{planned}: {verdict}{why}"
 
 
 def _load_line(watched: WatchedPlan) -> str:

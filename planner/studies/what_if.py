@@ -50,7 +50,6 @@ from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.production.production_fleet import find_production_fleet
 from planner.search.production.three_answers import with_answers
 from planner.simulator.slo_verdict import Verdict
-from planner.slo_metrics import metric_label
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S, finite_or_none, show_s
 
@@ -535,7 +534,7 @@ def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, Pl
                     moved = replace(limit, limit_s=limit.limit_s + sign * move_s)
                     lines = (*slo.limits[:k], moved, *slo.limits[k + 1 :])
                     yield (
-                        f"{metric_label(limit.name)} {show_s(move_s)} {label}",
+                        f"{limit.label} {show_s(move_s)} {label}",
                         replace(task, slo=replace(slo, limits=lines)),
                     )
     for name, count in task.stock.items():

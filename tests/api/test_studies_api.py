@@ -94,7 +94,7 @@ def test_what_if_answers_the_changed_question_where_nothing_keeps_the_one_before
     result = fleetplan.what_if(question, changes=change)
     answer = result.to_dict()
     assert (result.before, answer["before"], result.holds, answer["difference"]) == (None, None, None, None)
-    assert "before the change there is no fleet: latency: ttft p90" in result.sentences()[0]
+    assert "before the change there is no fleet: latency: TTFT p90" in result.sentences()[0]
     assert (result.fleet is not None) == after and list(result.to_frame()[""]) == ["before", "after"]
     rows = moved_rows(result.before, result.moved, list(result.bounds))
     if after:
@@ -102,7 +102,7 @@ def test_what_if_answers_the_changed_question_where_nothing_keeps_the_one_before
         assert isinstance(alone, PlanResult) and result.fleet == alone.fleet
         assert list(rows[0]) == ["", "after"] and "; after it one is found" in result.sentences()[0]
     else:
-        assert not rows and answer["why"].count("latency: ttft p90") == 2
+        assert not rows and answer["why"].count("latency: TTFT p90") == 2
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_a_promise_that_no_rate_keeps_is_infeasible(plan: Plan) -> None:
     Path("slo.yaml").write_text(SLO.replace("1 s", "1 ms"))
     code, line = plan("goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--seeds", 1)
     assert code == 3
-    assert "the fleet keeps the SLO at no rate" in line and "ttft p90" in line and "limit 1 ms" in line
+    assert "the fleet keeps the SLO at no rate" in line and "TTFT p90" in line and "limit 1 ms" in line
 
 
 @pytest.mark.long

@@ -59,8 +59,8 @@ def test_a_plain_question_is_not_doubted() -> None:
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        ({"slo": {"ttft": {"p100": "2 s"}}}, "ttft p100 is the slowest of all requests"),
-        ({"slo": {"ttft": {"p50": "3 s", "p90": "2 s"}}}, "ttft p50 <= 3.00 s says nothing beside ttft p90"),
+        ({"slo": {"ttft": {"p100": "2 s"}}}, "TTFT p100 is the slowest of all requests"),
+        ({"slo": {"ttft": {"p50": "3 s", "p90": "2 s"}}}, "TTFT p50 <= 3.00 s says nothing beside TTFT p90"),
         ({"prices": {"h100-80g": 0}}, "h100-80g costs 0 USD/h"),
         (
             {"prices": {"h100-80g": "23.92 usd/h"}},
@@ -100,14 +100,14 @@ def test_adapters_without_room_in_a_step_are_said_to_wait() -> None:
 @pytest.mark.parametrize(
     ("slo", "doubted"),
     [
-        ({"ttft": {"p99.9": "2 s"}}, "ttft p99.9 of 199 requests is the slowest of them.* takes 1,000 "),
-        ({"tbt": {"p99.999": "1 s"}}, "tbt p99.999 of 1,791 gaps is the slowest of them.* 100,000 gaps"),
-        ({"tpot": {"p99.7": "1 s"}}, "tpot p99.7 of 199 requests is the slowest of them.* takes 334 "),
+        ({"ttft": {"p99.9": "2 s"}}, "TTFT p99.9 of 199 requests is the slowest of them.* takes 1,000 "),
+        ({"tbt": {"p99.999": "1 s"}}, "TBT p99.999 of 1,791 gaps is the slowest of them.* 100,000 gaps"),
+        ({"tpot": {"p99.7": "1 s"}}, "TPOT p99.7 of 199 requests is the slowest of them.* takes 334 "),
         ({"ttft": {"p90": "2 s"}, "attainment": 0.999}, "attainment of 199 requests .* takes 1,000 "),
         ({"ttft": {"p99": "2 s"}, "tbt": {"p99.9": "1 s"}, "tpot": {"p99": "1 s"}}, ""),
         (
             {"classes": {"short": {"match": {"input_tokens": {"to": 4}}, "ttft": {"p90": "2 s"}}}},
-            "short ttft p90 of 4 ",
+            "short TTFT p90 of 4 ",
         ),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_line_of_which_the_traffic_has_no_value_is_doubted() -> None:
     traffic = make_trace(np.arange(30.0), np.full(30, 9), np.full(30, 1))
     slo = parse_task(QUESTION | {"slo": {"ttft": {"p90": "2 s"}, "tbt": {"p90": "1 s"}}}, CATALOG).slo
     assert [*percentile_doubts(slo, traffic)] == [
-        "slo: tbt p90: the traffic has none of its gaps, so any fleet keeps it"
+        "slo: TBT p90: the traffic has none of its gaps, so any fleet keeps it"
     ]
 
 
@@ -157,7 +157,7 @@ def test_gaps_that_come_after_the_traffic_are_not_kept_in_silence(seconds: float
     """Answers of 4 s: of two requests within a second no gap was judged, and 1 ms was called kept."""
     traffic = make_trace(np.linspace(0.0, seconds, 21), np.full(21, 9), np.full(21, 200))
     slo = parse_task(QUESTION | {"slo": {"tbt": {"p99": "1 ms"}, "ttft": {"p90": "1 s"}}}, CATALOG).slo
-    assert [("tbt p99: gaps are judged while" in each) for each in gap_doubts(slo, traffic)] == (
+    assert [("TBT p99: gaps are judged while" in each) for each in gap_doubts(slo, traffic)] == (
         [True] if is_doubted else []
     )
 

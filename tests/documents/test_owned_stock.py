@@ -25,7 +25,7 @@ def offered(read: PlanQuestion) -> dict[str, float]:
 def test_owned_gpus_are_offered_at_nothing_beside_those_for_rent() -> None:
     read = task(gpus={"h100": 32}, owned={"H100": 24}, prices={"h100": 2.0})
     assert offered(read) == {"h100-80g@owned": 0.0, "h100-80g": 2.0}
-    assert read.stock_and_owned == {"h100-80g": 32, "h100-80g@owned": 24}
+    assert read.stock_and_owned == {"h100-80g": 8, "h100-80g@owned": 24}
 
 
 def test_what_gpus_does_not_name_is_not_rented() -> None:

@@ -33,12 +33,14 @@ from typer.testing import CliRunner
 
 from planner import manifests
 from planner.cli import app
+from planner.documents.task import parse_task
 from planner.domain import Selector
 from planner.errors import InputError
 from planner.files.checked_files import write_files
 from planner.fleet import Fleet, Policies, Pool
 from planner.manifests import engine_command, kserve, kubernetes
 from planner.models.engine import Engine
+from planner.policies import HUB_TARGETS
 from planner.reports.output import plan_yaml
 
 HYBRIDS = ("Qwen/Qwen3.5-122B-A10B",)  # with states of linear attention
@@ -763,6 +765,20 @@ def test_a_folder_beside_us_is_no_name_of_the_hub() -> None:
     refused = manifests.find_refused_targets(replace(fleet, llm=replace(fleet.llm, name="mymoe")), 4096)
     for target in ("kserve", "llm-d"):
         assert f"{target}: loads the LLM from the Hugging Face hub, found 'mymoe'" in refused[target]
+    named_only = {name for name, why in refused.items() if "from the Hugging Face hub" in why}
+    assert named_only == set(HUB_TARGETS)
+
+
+@pytest.mark.parametrize("target", HUB_TARGETS)
+def test_a_target_that_cannot_load_the_llm_is_refused_before_the_search(target: str) -> None:
+    """The plan was made, and only its README.md said that there are no manifests for the target."""
+    document = {
+        "llm": str(DATA.parents[1] / "examples" / "tiny-llm"),
+        "slo": {"ttft": {"p90": "1 s"}},
+        "deploy": {"target": target},
+    }
+    with pytest.raises(InputError, match=f"target: {target} loads the LLM from the Hugging Face hub, and"):
+        parse_task(document, CATALOG)
 
 
 def test_the_readme_of_one_target_is_of_that_target() -> None:

@@ -133,7 +133,7 @@ def test_a_latency_beside_its_limit_has_the_digits_that_tell_them_apart() -> Non
     assert show_beside(math.inf, 2.0) == ("never", "2.00 s") and show_beside(math.nan, 2.0)[0] == "-"
     missed = facts.At(Limit("ttft", 0.9, 2.0), 2.0004, 0.89998)
     said = fact_sentence(facts.Outcome((missed,)))
-    assert said == "ttft p90 is 2.0004 s, 89.99 % within 2.0000 s (90 % needed)"
+    assert said == "TTFT p90 is 2.0004 s, 89.99 % within 2.0000 s (90 % needed)"
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_what_is_proved_of_the_fleet_on_paper_is_not_said_of_the_plan() -> None:
     paper = replace(plan, certificate=replace(plan.certificate, answers=answers))
     text = report.render_report(paper)
     for part in (
-        "<li>on paper: ttft p90 binds",
+        "<li>on paper: TTFT p90 binds",
         "<li>on paper: GPUs is used up: 8 of 8",
         "Neighbours of the fleet on paper",
         "to the fleet on paper;",
@@ -165,7 +165,7 @@ def test_the_page_answers_and_says_why(page: str) -> None:
         "4 prefill workers of 2 × h100-80g and 3 decode workers of 4 × h100-80g@350W",
         "whole nodes all the time, with 4 GPUs that no worker uses",
         "✓\u00a0kept",
-        "ttft p90 binds",
+        "TTFT p90 binds",
         "more workers never hurt",
         "a gap of 20 % to the plan",
         "runner-up",

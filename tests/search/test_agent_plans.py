@@ -87,7 +87,7 @@ def test_a_search_that_ends_without_a_fleet_names_limits_that_one_attains(
     slo = {"ttft": {"p90": "450 ms"}, "tpot": {"p90": "12 ms"}}
     with monkeypatch.context() as patch:
         patch.setattr(work_clock, "WORK_S", 0.05)
-        with pytest.raises(InfeasibleError, match=r"or relax .*tpot p90 to .* ms .*, with which") as failed:
+        with pytest.raises(InfeasibleError, match=r"or relax .*TPOT p90 to .* ms .*, with which") as failed:
             fleetplan.plan(slo, **(SMALL | STOCK))
     assert not failed.value.is_proved
     (changes,) = failed.value.ways

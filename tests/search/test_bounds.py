@@ -87,8 +87,8 @@ def test_one_stall_in_a_request_of_800_gaps_breaks_no_percentile_of_gaps() -> No
         few_keep_all_warnings(task.slo, verdict, simulate(fleet, trace, limits=task.slo.limits, record=True))
     )
     assert warning.startswith(f"only {show_share(verdict.attainment_frac)} of the requests keep all limits")
-    assert "exceed 75 ms (tbt p99) in their longest gap, the worst takes" in warning
-    assert "ttft" not in warning or "exceed 2.00 s (ttft p90)" in warning
+    assert "exceed 75 ms (TBT p99) in their longest gap, the worst takes" in warning
+    assert "TTFT" not in warning or "exceed 2.00 s (TTFT p90)" in warning
     assert not few_keep_all_warnings(task.slo, replace(verdict, attainment_frac=0.46), simulate(fleet, trace))
 
 

@@ -110,7 +110,7 @@ def test_a_long_plan_says_its_worst_hour() -> None:
     hour = worst_hour(simulation, slo)
     assert hour is not None and hour.missed == hour.hours
     assert hour.hours[0].value_s == 4.0 and hour.hours[0].window_s == (7320.0, 10920.0)
-    assert "ttft p80 is 4.00 s" in fact_sentence(hour)
+    assert "TTFT p80 is 4.00 s" in fact_sentence(hour)
     assert "from 2:02:00 to 3:02:00" in fact_sentence(hour) and "slo: {every: 1 h}" in fact_sentence(hour)
     assert kept_hours(simulation, slo) == ()
     assert worst_hour(simulation, replace(slo, every_s=600.0)) is None
@@ -146,7 +146,7 @@ def test_a_long_plan_that_keeps_every_hour_says_so() -> None:
     simulation = simulate(fleet, trace, limits=slo.limits, record=True)
     (hour,) = kept_hours(simulation, slo)
     assert fact_sentence(hour).startswith(
-        "every hour of the trace keeps the SLO; the worst: ttft p80 is 4.00 s"
+        "every hour of the trace keeps the SLO; the worst: TTFT p80 is 4.00 s"
     )
 
 

@@ -191,6 +191,7 @@ def test_a_stock_of_nodes_is_raised_by_whole_nodes() -> None:
         (0, 0, 16, True, 16),
         (4, 0, 16, True, 20),
         (4, 4, 5, False, 9),
+        (4, 2, 5, False, 9),
     ],
 )
 def test_a_limit_is_raised_as_its_gpus_are_sold(
@@ -204,10 +205,10 @@ def test_a_limit_is_raised_as_its_gpus_are_sold(
     on_rented, on_owned = (
         replace(worker, gpu=each, tp=1) for each in (gpu, replace(gpu, name=gpu.name + OWNED))
     )
-    used, workers = used_owned + rented, [(on_rented, rented), (on_owned, used_owned)]
-    assert enough_for(FleetLimit("stock", gpu.name), used, workers, owned) == enough
-    assert enough_for(FleetLimit("stock", "a100-80g"), used, workers, owned) == used
-    assert enough_for(GPUS, used, workers, owned) == used
+    workers = [(on_rented, rented), (on_owned, used_owned)]
+    assert enough_for(FleetLimit("stock", gpu.name), rented, workers, owned) == enough
+    assert enough_for(FleetLimit("stock", "a100-80g"), rented, workers, 0) == rented
+    assert enough_for(GPUS, rented, workers, 0) == rented
 
 
 @pytest.mark.long

@@ -58,7 +58,7 @@ def test_what_idle_workers_miss_in_too_many_futures_is_said_before_the_search() 
     told: list[str] = []
     tight = question(**SAFE, fleet=FLEET, slo={"ttft": {"p90": "130 ms"}})
     found = plan(tight, SPARSE, CATALOG, conditions=Conditions(progress=told.append))
-    assert "even an idle worker misses ttft p90 <= 130 ms" in told[0] and told[0].endswith(
+    assert "even an idle worker misses TTFT p90 <= 130 ms" in told[0] and told[0].endswith(
         "so the plan is only on paper"
     )
     (why,) = [said for said in found.warnings if isinstance(said, IdleMisses)]

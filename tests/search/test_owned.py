@@ -53,6 +53,17 @@ def test_what_is_owned_comes_off_the_price_of_the_same_fleet() -> None:
     assert (bill["owned_gpus"], bill["rented_gpus"]) == (12, 6)
 
 
+def test_no_more_is_rented_than_there_is_beside_what_is_owned() -> None:
+    """Of 6 H100 3 are owned, which hold one worker of 2. Four were rented, though 3 are there to rent."""
+    fleet = {"gpus": {"h100-80g": 6}, "owned": {"h100-80g": 3}, "sold_as": {"h100-80g": "gpu"}}
+    with pytest.raises(InfeasibleError, match="Raise stock of h100-80g from 6 to 7,"):
+        plan(question(fleet=fleet), traffic(requests=200, rate_rps=10.0), CATALOG)
+    found = plan(
+        question(fleet=fleet | {"gpus": {"h100-80g": 7}}), traffic(requests=200, rate_rps=10.0), CATALOG
+    )
+    assert found.fleet.gpus - owned_of(found) == 4 and found.bill.usd_per_h == pytest.approx(4 * PRICE)
+
+
 def test_where_all_is_owned_the_fewest_run_and_cost_nothing() -> None:
     """Of 24 owned H100 no more run than would be rented; a GPU that gpus does not name is not rented."""
     task = question(fleet={"gpus": {}, "owned": {"h100-80g": 24}})

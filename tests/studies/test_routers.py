@@ -108,7 +108,7 @@ def test_a_fleet_that_holds_as_simulated_and_misses_as_deployed_is_said_so() -> 
     assert said.startswith(
         "the SLO is not kept under the router of vllm, compose, kubernetes, lws (vllm-router"
     )
-    assert re.search(r"by power_of_two\): ttft p90 1\.\d\d s, limit 1\.00 s", said)
+    assert re.search(r"by power_of_two\): TTFT p90 1\.\d\d s, limit 1\.00 s", said)
 
 
 def test_routers_that_keep_the_slo_are_said_too_and_equal_ones_share_a_simulation() -> None:
@@ -122,7 +122,7 @@ def test_the_files_say_it(tmp_path: Path) -> None:
     plan = made()
     files = render(plan)
     row = (
-        r"\| kubernetes \| vllm-router by power_of_two \| power-of-two-requests \| ttft p90 .* s: not kept \|"
+        r"\| kubernetes \| vllm-router by power_of_two \| power-of-two-requests \| TTFT p90 .* s: not kept \|"
     )
     assert re.search(row, files["manifests/README.md"])
     written = yaml.safe_load(files["plan.yaml"])

@@ -228,7 +228,7 @@ def test_a_missed_slo_beside_a_plan_that_should_hold_is_no_contradiction() -> No
     missed = LatencyLine(Limit("ttft", 0.9, 1.0), 1000.0, 1.0, 2.5, 0.4, is_kept=False)
     watched = WatchedPlan(SimpleNamespace(), (drift,), (missed,), holds, (None, None))  # type: ignore[arg-type]
     assert watch_words._headline(watched) == (
-        "the SLO is missed (ttft p90); by the simulation the plan holds until 12 requests/s (now 10), so "
+        "the SLO is missed (TTFT p90); by the simulation the plan holds until 12 requests/s (now 10), so "
         "engines are slower than planned, or some are down"
     )
 
@@ -336,7 +336,7 @@ def test_the_plans_own_kind_of_traffic_is_inside(
     code, text = run(str(folder), "--prometheus", file, "--once")
     assert code == 0
     assert text.startswith("still inside the plan; the plan holds until")
-    assert "ttft p90 <= 1.00 s" in text
+    assert "TTFT p90 <= 1.00 s" in text
     looked = fleetplan.watch(folder, file)
     assert looked.status == "inside"
     assert [looked.headline(), *looked.sentences()] == text.splitlines()

@@ -264,7 +264,7 @@ def test_what_a_limit_costs_is_said_in_money() -> None:
     task = question()
     before = study.answer(task)
     said = fact_sentences_of(explain_limits(study, task, before.fleet))
-    assert said[0] == f"ttft p90 is {show_s(before.verdict.lines[0].value_s)} where the limit is 1.00 s"
+    assert said[0] == f"TTFT p90 is {show_s(before.verdict.lines[0].value_s)} where the limit is 1.00 s"
     moved = said[len(before.verdict.lines) :]
     assert [line.split(":")[0] for line in moved] == [
         "TTFT p90 100 ms tighter",

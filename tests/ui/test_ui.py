@@ -665,7 +665,7 @@ def test_what_cannot_be_promised_is_told_as_the_command_tells_it() -> None:
     at = opened(owner="e" * 32)
     at.number_input(key="ask_ttft_ms").set_value(0.5)
     at.button(key="make_plan").click().run()
-    assert len(at.error) == 1 and shown(at.error)[0].startswith("latency: ttft p90 <= 0.5 ms is below")
+    assert len(at.error) == 1 and shown(at.error)[0].startswith("latency: TTFT p90 <= 0.5 ms is below")
     at.number_input(key="ask_ttft_ms").set_value(None)
     at.number_input(key="ask_tbt_ms").set_value(None)
     at.button(key="make_plan").click().run()

@@ -58,7 +58,7 @@ def capacity_table(
 
 def slo_text(slo: Slo) -> str:
     """The limits of the SLO in a line."""
-    return ", ".join(f"{limit.name} <= {show_s(limit.limit_s)}" for limit in slo.limits)
+    return ", ".join(f"{limit.label} <= {show_s(limit.limit_s)}" for limit in slo.limits)
 
 
 def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:

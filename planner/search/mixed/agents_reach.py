@@ -141,12 +141,12 @@ def _out_of_reach(problem: Problem, misses: list[NearFleet]) -> InfeasibleError:
     )
     # A percentile is infinite where too many requests are never served, and then no limit is loose enough.
     attained = [
-        f"{line.limit.name} of {show_beside(line.deciding_s, line.limit.limit_s)[0]}"
+        f"{line.limit.label} of {show_beside(line.deciding_s, line.limit.limit_s)[0]}"
         if math.isfinite(line.deciding_s)
-        else f"{show_share(line.deciding_frac)} within the limit on {line.limit.name}, the rest never served"
+        else f"{show_share(line.deciding_frac)} within the limit on {line.limit.label}, the rest never served"
         for line in missed
     ]
-    limits = [f"{line.limit.name} <= {show_s(line.limit.limit_s)}" for line in missed]
+    limits = [f"{line.limit.label} <= {show_s(line.limit.limit_s)}" for line in missed]
     if misses_attainment:
         attained.append(f"{show_share(nearest.verdict.attainment_frac)} of requests that keep all limits")
         limits.append(f"attainment {100 * (problem.slo.attainment_frac or 1.0):g} %")

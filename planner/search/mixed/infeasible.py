@@ -92,7 +92,7 @@ def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
     help_ = (
         f"relax {ways_of_limits_text(ways)}{_fleet_found_text(problem)}"
         if ways
-        else f"relax {limit.name} to {least} or more ({_far_more_text(problem)})"
+        else f"relax {limit.label} to {least} or more ({_far_more_text(problem)})"
     )
     why = (
         f"is below what any worker can do even when idle: the fastest ({name}) needs {best}{also}"
@@ -100,7 +100,7 @@ def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
         else f"is kept by none of the fleets within the limits, all of which were simulated{also}"
     )
     return InfeasibleError(
-        f"latency: {limit.name} <= {limit_text} {why}. No number of workers cures that; {help_}, "
+        f"latency: {limit.label} <= {limit_text} {why}. No number of workers cures that; {help_}, "
         f"or add a faster GPU{_with_caches_text(problem)}{_none_fits_text(problem)}"
         f"{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
@@ -214,8 +214,7 @@ def far_beyond(problem: Problem) -> InfeasibleError | None:
         return None
     limits = problem.limits
     unlimited = FleetLimits(dict.fromkeys(limits.stock), by_gpu=limits.by_gpu)
-    # The stock of a row of the catalog includes its owned and spot GPUs, so only rows are added up.
-    gpus_in_stock = sum(count or 0 for name, count in limits.stock.items() if name == row_of(name))
+    gpus_in_stock = sum(count or 0 for count in limits.stock.values())
     is_stock_limited = None not in limits.stock.values()
     amounts: list[tuple[FleetLimit, float | None, Objective]] = [
         (GPUS, gpus_in_stock if is_stock_limited else limits.gpus, "gpus"),
@@ -327,9 +326,7 @@ def find_wider_fleets(problem: Problem) -> list[Counts]:
 
 
 def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
-    """Whether the limit counts owned GPUs of which more may be rented. Then the stock of the row, which
-    counts owned and rented GPUs, is the limit that binds.
-    """
+    """Whether the limit counts owned GPUs of which more may be rented, so that these are what binds."""
     return limit.gpu.endswith(OWNED) and row_of(limit.gpu) in problem.limits.stock
 
 
@@ -337,12 +334,8 @@ def exceeded(limits: FleetLimits, workers: Sequence[tuple[WorkerType, int]]) -> 
     """The limits that these workers exceed, each with how much of it is enough for them."""
     uses = [(limit, amount, limits.used(limit, workers)) for limit, amount in limits.rows()]
     return tuple(
-        Change(
-            limit.name,
-            amount,
-            enough_for(limit, used, workers, limits.stock.get(limit.gpu + OWNED) or 0),
-            limit.unit,
-        )
+        Change(limit.name, amount + owned, enough_for(limit, used, workers, owned), limit.unit)
         for limit, amount, used in uses
+        for owned in [limits.stock.get(limit.gpu + OWNED) or 0]
         if used > amount
     )

@@ -22,6 +22,7 @@ from planner.search.oracle.work_clock import in_time, now_s
 from planner.search.problem.idle_limits import floor_s
 from planner.search.problem.options import mixed_options, split_of
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
+from planner.slo_metrics import metric_label
 from planner.solvers.required_work import compute_slo_work
 from planner.units import LEAST_MINUTES_S, show_s
 
@@ -131,14 +132,14 @@ def _is_kept_at_level0(problem: Problem) -> bool:
 
 
 def ways_of_limits_text(ways: Sequence[Sequence[Change]]) -> str:
-    """For instance "ttft p95 to 1.20 s (below 1.18 s no fleet was found), or tpot p95 to 60 ms (...)"."""
+    """For instance "TTFT p95 to 1.20 s (below 1.18 s no fleet was found), or TPOT p95 to 60 ms (...)"."""
     return ", or ".join(" and ".join(map(_limit_text, way)) for way in ways)
 
 
 def _limit_text(change: Change) -> str:
     """The limit that is enough, never rounded down, and the largest at which no fleet was found."""
     return (
-        f"{change.limit} to {_seconds_text(change.enough)} "
+        f"{metric_label(change.limit)} to {_seconds_text(change.enough)} "
         f"(below {_seconds_text(change.none_below)} no fleet was found)"
     )
 

@@ -55,7 +55,7 @@ class OutOfReachError(InfeasibleError):
         limit, least_s, name = floors[0]
         least, limit_text = show_beside(least_s, limit.limit_s)
         super().__init__(
-            f"latency: {limit.name} <= {limit_text} is below what any worker can do even when "
+            f"latency: {limit.label} <= {limit_text} is below what any worker can do even when "
             f"idle: the fastest ({name}) needs {least}",
             kind="latency",
             constraint=limit.name,

@@ -103,7 +103,7 @@ def idle_misses_error(idle: IdleMisses) -> InfeasibleError:
     limit, or_less_safety = idle.limit, f", or {strictest_safety(1 - idle.missed / idle.scenario_count)}"
     return InfeasibleError(
         f"latency: in {idle.missed} of {idle.scenario_count} scenarios even an idle worker misses "
-        f"{limit.name} <= {limit_text}, as steps may take longer than predicted: no "
+        f"{limit.label} <= {limit_text}, as steps may take longer than predicted: no "
         f"number of workers keeps it in {100 * idle.asked_frac:g} % of scenarios. Relax it to "
         f"{enough} or more (what {idle.fastest}, the fastest, needs){or_less_safety}, measure "
         "the steps (plan profile), or add a faster GPU",

@@ -83,12 +83,14 @@ def price_limits(
         least_use = queries.find_least([*others, objective_below], row)
         # If the time ended that query, take what the cheapest fleets use, which is enough and may be too
         # much.
-        amount = _enough_of_limit(rows, row, without if least_use.best is None else least_use)
-        raised = queries.find_cheapest([*others, replace(row, amount=amount)], below_value=below)
+        change = _limit_change(rows, row, without if least_use.best is None else least_use)
+        more = replace(row, amount=row.amount + change.enough - change.present)
+        raised = queries.find_cheapest([*others, more], below_value=below)
         if raised.best is not None:
             saves, saves_most = value - value_of(raised), value - value_of(without)
+            amounts = change.present, change.enough
             bindings.append(
-                MoreSaves(row.limit, row.amount, amount, saves, saves_most, unit, is_least=least_use.is_exact)
+                MoreSaves(row.limit, *amounts, saves, saves_most, unit, is_least=least_use.is_exact)
             )
     return tuple(bindings)
 
@@ -159,11 +161,12 @@ def serve_in_turn(
 
 def problem_within(problem: Problem, remaining: FleetLimits) -> Problem:
     """The same problem within the limits `remaining`, which also replace those of its task."""
+    owned = {gpu: remaining.stock[gpu + OWNED] or 0 for gpu in problem.task.owned}
+    rented = {gpu: remaining.stock.get(gpu, 0) for gpu in problem.task.stock}
     task = replace(
         problem.task,
-        # A GPU that is only owned has no stock of rented ones.
-        stock={gpu: remaining.stock.get(gpu, remaining.stock.get(gpu + OWNED)) for gpu in problem.task.stock},
-        owned={gpu: remaining.stock[gpu + OWNED] or 0 for gpu in problem.task.owned},
+        stock={gpu: None if n is None else n + owned.get(gpu, 0) for gpu, n in rented.items()},
+        owned=owned,
         power_limit_w=remaining.power_w,
         cost_limit_usd_per_h=remaining.cost_usd_per_h,
         gpu_limit=remaining.gpus,
@@ -242,15 +245,12 @@ def chosen_workers(shared: Cheapest) -> Counts:
     return tuple(pool for design, vector in shared.best or () for pool in design.counts(vector))
 
 
-def _enough_of_limit(rows: Sequence[SharedLimit], row: SharedLimit, shared: Cheapest) -> float:
-    """The amount to which the limit `row` of these rows must be raised for the best fleets of a query."""
+def _limit_change(rows: Sequence[SharedLimit], row: SharedLimit, shared: Cheapest) -> Change:
+    """The change of the limit `row` of these rows, as slo.yaml writes it, with which the best fleets of a
+    query fit.
+    """
     assert row.limit is not None
     of_owned = FleetLimit("stock", row.limit.gpu + OWNED)
     owned = next((int(other.amount) for other in rows if other.limit == of_owned), 0)
-    return enough_for(row.limit, _amount_used(row, shared), workers_of(chosen_workers(shared)), owned)
-
-
-def _limit_change(rows: Sequence[SharedLimit], row: SharedLimit, shared: Cheapest) -> Change:
-    """The change of a limit with which the best fleets of a query fit, as an error reports it."""
-    assert row.limit is not None
-    return Change(row.limit.name, row.amount, _enough_of_limit(rows, row, shared), row.limit.unit)
+    enough = enough_for(row.limit, _amount_used(row, shared), workers_of(chosen_workers(shared)), owned)
+    return Change(row.limit.name, row.amount + owned, enough, row.limit.unit)

@@ -144,6 +144,7 @@ def _plan_together(
         plans = _add_robustness(plans, searched, shared, limits, deadline)
     progress("placing all workers on nodes")
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
+    whole = replace(limits, by_gpu=False)  # What is paid and taken from the stock are whole nodes.
     names = [part.name for part in parts]
     unit = OBJECTIVE_UNITS[task.objective]
     paper_values = list(map(shared_paper.best_value, paper.searched))
@@ -165,7 +166,7 @@ def _plan_together(
         bound=checked_bound(sum(bounds), sum(paper_values)),
         is_exhausted=paper.level0.is_exact,
         is_exact=paper.level0.is_exact and paper.is_walked,
-        limits=tuple(LimitUse(limit, amount, limits.used(limit, counts)) for limit, amount in limits.rows()),
+        limits=tuple(LimitUse(limit, amount, whole.used(limit, counts)) for limit, amount in limits.rows()),
         binding=paper.binding,
         in_production=in_production,
         assumptions=(

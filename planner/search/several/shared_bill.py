@@ -333,8 +333,7 @@ def _with_tasks(
 def _with_fewer(task: PlanQuestion, gpus: Mapping[str, int]) -> PlanQuestion:
     """The task in whose stock there are no more than these `gpus`, and those that are owned."""
     stock = {
-        gpu: gpus[gpu] - gpus.get(gpu + OWNED, 0) + task.owned.get(gpu, 0) if gpu in gpus else count
-        for gpu, count in task.stock.items()
+        gpu: gpus[gpu] + task.owned.get(gpu, 0) if gpu in gpus else count for gpu, count in task.stock.items()
     }
     return replace(task, stock={gpu: count for gpu, count in stock.items() if count != 0})
 

@@ -431,7 +431,7 @@ def _search_alone(part: LlmQuestion, catalog: Catalog, seed: int, conditions: Co
     try:
         return search_llm(SearchInputs(part.task, part.trace, catalog, seed, conditions))
     except InfeasibleError as error:
-        raise error.of_llm(f"{part.name}, even with all of the fleet for itself") from None
+        raise error.of_llm(part.name) from None
     except PlannerError as error:  # Unlike InfeasibleError, the other errors hold nothing but a message.
         raise type(error)(f"{part.name}: {error}") from None
 

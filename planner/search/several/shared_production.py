@@ -219,7 +219,7 @@ def _plan_alone(llm: LlmOnPaper, deadline: float) -> _LlmProduction | None:
     try:
         trial = production_fleet.find_production_fleet(problem, llm.alone)
     except InfeasibleError as error:
-        raise error.of_llm(f"{llm.name}, even with all of the fleet for itself") from None
+        raise error.of_llm(llm.name) from None
     if trial is None:
         return None
     return _LlmProduction(
