@@ -30,12 +30,12 @@ from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_va
 from planner.models.step_tables import StepTable, read_step_table
 
 FOLDS = 5  # Held-out errors are those of five fits, each without a fifth of the distinct steps.
-# With fewer distinct steps (six in each of FOLDS) the fit has a note that its held-out errors are rough.
+# Below this number of distinct steps (six in each of FOLDS) a note says that the held-out errors are rough.
 MANY_STEPS = 30
 # A measured host time counts as at most this share of the quickest step, because a step has some GPU time.
 MOST_HOST_FRAC = 0.9
 RANK_TOLERANCE = 1e-6  # Columns are scaled to at most 1; then a smaller singular value counts as 0.
-_HOST_LIMIT_S = 1.0  # A stated host time of a step from here on is refused.
+_HOST_LIMIT_S = 1.0  # A host time of a step that is this long or longer is refused.
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def fit_table(
     times include the host's part.
     """
     about = table.about
-    # `plan profile` measures the host separately, and writes its times to an engines.yaml beside the table.
+    # `plan profile` writes the host's times to a file that `engines` names; the rest counts as kernel times.
     has_separate_host = "engines" in about and host_overhead_s is None
     if has_separate_host:
         slowdown, admission_s = (_number_of(about, key, where) for key in ("slowdown", "admission_s"))
@@ -118,7 +118,7 @@ def fit_table(
         )
     basis = f"fitted: {source}; host overhead {host}"
     if about.get("shares_cores") == "true":  # The times include waits for cores.
-        basis += ON_WALL
+        basis += ON_WALL  # A mark that `includes_other_processes` (runtime/step_fits.py) looks for.
     model = PiecewiseLinearStepLatency(
         host_s=0.0 if is_kernel_time else host_overhead_s, basis=basis, reads_cached=table.reads_cached
     )
@@ -145,7 +145,7 @@ def fit_table(
 
         choice = choose_step_family(table, folds=FOLDS)
         families, form = dict(choice.errors_by_family), choice.form
-        # If the family has another form, `latency` approximates it, and `converted` are the errors of that.
+        # If the family is no StepLatency, `latency` is a refit, and `converted` are the errors of the refit.
         errors = dict(choice.converted or choice.errors_by_family[choice.family])
         latency = replace(choice.latency, basis=f"{latency.basis}; {choice.latency.basis}")
         notes = (*notes, str(choice))
@@ -158,11 +158,13 @@ def fit_table(
 
 
 def _number_of(about: Mapping[str, str], key: str, where: str) -> float:
-    """A constant of the engine in a table's `#` lines, or the one that changes nothing where there is none.
-    Raises InputError for what is no number.
+    """The engine's constant `key` from a table's `#` lines: slowdown, a factor on the time of the GPU (1 if
+    the lines lack it), or admission_s, seconds per prefill of a step (0 if they lack it); engine_fit.py fits
+    both. Raises InputError for what is no number.
     """
+    default = {"slowdown": "1", "admission_s": "0"}[key]
     try:
-        return float(about.get(key, {"slowdown": "1", "admission_s": "0"}[key]))
+        return float(about.get(key, default))
     except ValueError:
         raise InputError(f"{where}: # {key}: expected a number, found {about[key]!r}") from None
 

@@ -65,6 +65,7 @@ def replan(
         catalog_rows = read_catalog(catalog)
         task = read_task(slo, catalog_rows)
         running = read_fleet(file, catalog_rows, slo=task)
+        # Warnings on the fleet's file: a plan that was changed by hand, for instance.
         doubts = print_warnings(fleet_file_doubts(file, running))
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         planned_on = file.parent / "requests.csv"
@@ -82,7 +83,9 @@ def replan(
 
 def _print_answer(document: dict[str, Any], planned_on: str) -> None:
     """Print how today's traffic differs from the planned traffic, the change of workers, the SLO before and
-    after it, and the cost of every candidate fleet.
+    after it, and the cost of every candidate fleet (a `way` in `document`).
+
+    `d` and `p` are of a Kolmogorov-Smirnov test (`replanning.TrafficDrift`).
     """
     if document["drift"] is None:
         print_lines(f"there is no {planned_on}: what the fleet was planned on is not known")
@@ -162,7 +165,7 @@ def slo_text(way: dict[str, Any]) -> str:
 
 
 def answer_rows(answers: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """A row for each of the three answers (glossary, Answer): its cost and scenarios kept."""
+    """A row for each answer (fleet on paper, production, with a loss): its cost and scenarios kept."""
     return [
         {
             "answer": each["name"].replace("-", " "),

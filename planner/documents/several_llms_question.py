@@ -36,7 +36,7 @@ from planner.units import count_text
 
 SHARED = ("fleet", "objective", "limits", "deploy", "day")  # Keys that stand beside `llms`.
 OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust", "safety")
-DEFAULTS = ("safety",)  # Keys of entries, with their defaults beside `llms`.
+DEFAULTS = ("safety",)  # Keys of entries that may also stand beside `llms`, for entries without them.
 TRACE = ("trace", "model")  # Keys that say which requests an entry has.
 # The most values of the column `model` in an error, and in the note on rows that no entry takes.
 MOST_NAMED, MOST_NAMED_UNPLANNED = 8, 5
@@ -50,7 +50,8 @@ _ANSWER_FILES = ("plan.yaml", "certificate.json", "report.html", "requests.csv",
 class LlmQuestion:
     """The question for one of the LLMs, and its own requests. The limits of `task` are shared by all LLMs.
 
-    Requests with equal times, from a coarse clock, keep them here; each draw spreads them by its seed.
+    Requests with equal times, from a coarse clock, keep these times here; what simulates them spreads the
+    times by a seed.
     """
 
     name: str
@@ -112,9 +113,9 @@ def question_of(
         described = entry.task.described
         if described is not None and entry.name in traces:
             raise InputError(f"{path}: llms: {entry.name}: traffic: describes its requests; drop its trace")
-        own = traces.get(entry.name, entry.trace)
+        given = traces.get(entry.name, entry.trace)
         try:
-            sources[entry.name] = own if described is None else draw_requests(described, seed=seed)
+            sources[entry.name] = given if described is None else draw_requests(described, seed=seed)
         except InputError as error:
             raise InputError(f"{path}: llms: {entry.name}: traffic: {error}") from None
     return _with_traces(entry_list, sources, path, common, catalog, drop_invalid=drop_invalid)
@@ -171,7 +172,7 @@ def _named_entries(llms: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]
 def _name_in_list(row: Any) -> str:
     """The name of an entry in a list: its key `name`, or without it the last part of its LLM's name."""
     if not isinstance(row, Mapping):
-        return str(row)
+        return str(row)  # For the error with which `_named_entries` refuses this row.
     name = row.get("name", str(row.get("llm", "")).rstrip("/").rpartition("/")[2])
     return str(name)
 
@@ -270,7 +271,8 @@ def _with_traces(
 
 def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:
     """The value of the column `model` in the rows that belong to an entry; None for all rows. With `is_own`
-    the trace is the entry's alone.
+    the trace is the entry's alone. Without `model` the entry's name comes first, then its LLM's name as
+    slo.yaml and as the catalog spell it, then any other name that the catalog has for the LLM.
     """
     if entry.model is None and (is_own or not trace.llms):
         return None

@@ -78,7 +78,8 @@ def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
     """The Helm chart of `files`, made anew after a change of their kubernetes.yaml (scalable_pools.py)."""
     objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
     chart, path = helm_chart.chart_files(fleet, objects, files), f"{helm_chart.FOLDER}/values.yaml"
-    # The comments of the old values.yaml replace the first line of the new one, which is a comment.
+    # The old values.yaml may have more comments at its top (deployed_routing.py adds them), so these replace
+    # the first line of the new one, which is its only comment.
     comments = [line for line in files[path].splitlines(keepends=True) if line.startswith("#")]
     return chart | {path: "".join(comments) + chart[path].partition("\n")[2]}
 
@@ -164,8 +165,8 @@ def worker_environment(fleet: Fleet, pool: Pool) -> list[Document]:
 
 
 def nixl_environment(fleet: Fleet, pool: Pool) -> list[Document]:
-    """Variables with the address at which a prefill or decode worker exchanges KV, and further ones for that;
-    empty for a mixed worker.
+    """Variables with the address at which a prefill or decode worker exchanges KV, and others that the
+    exchange of this LLM's KV needs; empty for a mixed worker.
     """
     if pool.role == "mixed":
         return []
@@ -185,7 +186,7 @@ def gpu_tolerations(gpu: Gpu) -> list[Document]:
 
 
 def shared_memory(fleet: Fleet, pool: Pool) -> Document:
-    """The volume /dev/shm of a pod, which also has vLLM's KV blocks in CPU memory."""
+    """The volume /dev/shm of a pod. It is also where vLLM keeps KV blocks in CPU memory."""
     size_gib = SHM_GIB + _offload_gib(fleet, pool)
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{size_gib}Gi"}}
 
@@ -227,7 +228,9 @@ def gpu_resources(pool: Pool) -> Document:
 
 
 def worker_container(fleet: Fleet, pool: Pool, args: list[str]) -> Document:
-    """A container with vLLM on HTTP_PORT; `args` as Kubernetes reads them. Kustomize patches it by name."""
+    """A container with vLLM on HTTP_PORT. `args` are as Kubernetes reads them, after `escape_variables`.
+    Kustomize patches the container by name.
+    """
     ports = [{"name": "http", "containerPort": HTTP_PORT}]
     if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})
@@ -280,7 +283,7 @@ def keeps_off_capped(fleet: Fleet, pool: Pool) -> bool:
 
 
 def pod_template(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
-    """A pod template around the container `main`."""
+    """A pod template around the container `main`, with its requests, its nodes and its /dev/shm."""
     metadata: Document = {"labels": labels}
     if engine_command.is_capped(pool.type.gpu):
         metadata["annotations"] = {POWER_LIMIT: f"{pool.type.gpu.power_w:g}"}
@@ -321,7 +324,7 @@ def _engine_container(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     if not sglang_engine.is_sglang(fleet):
         args = [*engine_command.engine_args(pool, fleet, max_model_len), *port]
         return worker_container(fleet, pool, escape_variables(args))
-    engine_command.check_name(fleet.llm.name)
+    engine_command.check_name(fleet.llm.name)  # For vLLM `engine_args` checks it.
     longest_tokens = engine_command.served_model_len(fleet, max_model_len)
     args = [*engine_command.to_args(sglang_engine.sglang_flags(pool, fleet, longest_tokens)), *port]
     return worker_container(fleet, pool, escape_variables(args)) | {"command": list(sglang_engine.COMMAND)}
@@ -390,6 +393,7 @@ def _store(fleet: Fleet) -> list[Document]:
             "spec": {
                 "replicas": 1,
                 "selector": {"matchLabels": selector},
+                # By default the new pod starts before the old one ends, and both would need the memory.
                 "strategy": {"type": "Recreate"},
                 "template": {"metadata": {"labels": labels}, "spec": pod},
             },
@@ -428,7 +432,9 @@ def disruption_budget(labels: Document) -> Document:
 
 
 def router(fleet: Fleet) -> list[Document]:
-    """The objects of the routers, and of the account with which they watch pods."""
+    """The objects of the router (of two, if the fleet has mixed workers and pairs), and of the account with
+    which routers watch pods.
+    """
     app = engine_command.llm_label(fleet)
     routers = [
         _router_objects(fleet, app, name, roles) for name, roles in engine_command.routers_of(fleet).items()

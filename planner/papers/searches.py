@@ -100,7 +100,9 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
     node_network = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
     setting = distserve_search.ServingSetting(llm, Policies(), task.network, node_network)
     types = distserve_search.instance_types(llm, gpu, catalog, nodes=question.nodes)
+    # These judge at a rate: whole fleets, and the instances of each phase alone.
     rules = distserve_search.steady_rules(task.slo, poisson_traffic(question.lengths), seeds=question.seeds)
+    # Prefill and decode instances are chosen from the same `types`.
     phases_apart = distserve_search.high_affinity(
         setting,
         types,
@@ -142,8 +144,8 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
             for name, fleet in fleets.items()
         ],
         "neighbours": [
-            {"carries": carries} | _fleet_summary(fleet)
-            for fleet, carries in distserve_search.smaller_neighbours(
+            {"carries": keeps_slo} | _fleet_summary(fleet)  # At `rate_rps`; true or false.
+            for fleet, keeps_slo in distserve_search.smaller_neighbours(
                 free_counts_fleet, rules.whole, rate_rps
             )
         ],
@@ -176,7 +178,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
     rows = vidur_search.search_configurations(
         fleets, Steady(task.slo, poisson_traffic(lengths), question.seeds), lengths
     )
-    if not rows[0].rate_rps:
+    if not rows[0].rate_rps:  # The row with most requests per dollar comes first.
         raise InfeasibleError(
             f"none of {len(fleets)} configurations keeps the SLO at any rate; relax it, or take other GPUs",
             kind="latency",
@@ -222,7 +224,7 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
 def _vidur_offline(fleets: list[Fleet], requests: Trace) -> PaperSearch:
     """The makespan of every fleet if all requests arrive at once, with the frontier of makespan and bill."""
     rows = vidur_search.search_makespans(fleets, requests)
-    if not math.isfinite(rows[0].makespan_s):
+    if not math.isfinite(rows[0].makespan_s):  # The shortest makespan comes first.
         raise InfeasibleError(
             f"none of {len(fleets)} configurations serves every request; leave out the longest, or take "
             "other GPUs",
@@ -304,19 +306,19 @@ class _SlowdownJudge:
         self.limits = task.slowdowns.limits
 
         @cache  # On a function of this object: a cache of a method would outlive the object.
-        def judged(rate_rps: float) -> list[tuple[Trace, Mapping[Metric, splitwise_search.Floats]]]:
+        def judged_traffic(rate_rps: float) -> list[tuple[Trace, Mapping[Metric, splitwise_search.Floats]]]:
             return [
                 (trace, splitwise_search.alone_on(reference, trace))
                 for trace in _judged_traffic(question, rate_rps)
             ]
 
-        self.judged = judged
+        self.judged_traffic = judged_traffic
 
     def keeps(self, fleet: Fleet, rate_rps: float) -> bool:
         """Whether the fleet keeps the slowdowns at this rate with every seed."""
         return all(
             splitwise_search.keeps_slowdowns(fleet, trace, self.limits, alone)
-            for trace, alone in self.judged(rate_rps)
+            for trace, alone in self.judged_traffic(rate_rps)
         )
 
 
@@ -352,8 +354,8 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
         ]
         best, rate_rps = None, 0.0
         for fleet in fleets:
-            # A split that does not keep the SLO at a rate above the best split's, by the tolerance, needs no
-            # bisection.
+            # A split is worth a bisection only if it keeps the slowdowns at a rate that is above the best
+            # split's by the tolerance.
             rate_to_beat_rps = rate_rps * (1 + RATE_TOLERANCE_FRAC)
             if best is not None and not slowdowns.keeps(fleet, rate_to_beat_rps):
                 continue

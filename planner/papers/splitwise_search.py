@@ -3,6 +3,7 @@ workers) of each pool.
 
 Sets   d      designs: a prompt machine and a token machine (AA, HH, HA, HHcap), or one machine for both
 Data   c_p, c_t   what a prompt and a token machine cost (USD/h, Watts or one)
+       C      the limit on Watts or USD/h
        s_qm   factor at percentile q of metric m over the same request alone on a reference machine (table VI)
 Vars   p, t   machines of each pool; r  requests/s
        holds(p, t, r)   every one of the nine percentiles is below its factor in a simulation of r

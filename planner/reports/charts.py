@@ -60,7 +60,9 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
     positive = curve.value_s > 0  # A logarithmic axis has no 0.
     value_s, share = curve.value_s[positive], curve.share[positive]
     low, high = log_axis_ends(value_s, [limit.limit_s for limit in limits])
-    if len(share):  # Extend the last step to the end of the axis.
+    # Values below the axis, which may be cut at its lower end, are drawn at the end. The last step extends to
+    # the upper end.
+    if len(share):
         value_s, share = np.append(np.maximum(value_s, low), high), np.append(share, share[-1])
     x, y = _distribution_axes(metric, low, high)
     line = (
@@ -74,8 +76,8 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
 
 
 def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[Limit]) -> Any:
-    """One distribution per name on shared axes, each with its own colour and dash (of 12), and the limits. A
-    name without values has no line, but is in the legend.
+    """One distribution per name on shared axes, and the limits. Up to twelve names differ in colour or dash.
+    A name without values has no line, but is in the legend.
     """
     import altair as alt
 
@@ -346,8 +348,8 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
 
 def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     """A dot per fleet at its (USD/h, kW), a square for the chosen fleet. A fleet beats another if neither
-    cost nor power is higher, and one is lower. Only fleets that no other beats have their name beside the
-    dot.
+    cost nor power is higher, and one is lower. Only the chosen fleet and those that no other beats have their
+    name beside the dot.
     """
     import altair as alt
 
@@ -395,7 +397,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     )
     named = [row for row in rows if row["kind"] != "another"]
     labels = []
-    # Labels are drawn towards the middle of the chart: right of dots in the left half, left of the others.
+    # Labels are right of dots with less than half of the highest cost, and left of the others.
     for align, dx in (("left", 8), ("right", -8)):
         is_left = align == "left"
         side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most_usd_per_h) == is_left]
@@ -417,8 +419,9 @@ def staircase_chart(
 ) -> Any:
     """A frontier: the value as a level line from each start to its corner, with a dot at every corner.
 
-    The x axis has limits, the y axis the value of a plan that keeps them. Corners go from the loosest limit
-    to the tightest. `titles` name the axes. A circle marks `requested`, the limit and value of the question.
+    The x axis has limits, the y axis the value of a plan that keeps them: one plan for all limits between a
+    start and its corner. Corners go from the loosest limit to the tightest. `titles` name the axes. A circle
+    marks `requested`, the limit and value of the question.
     """
     import altair as alt
 

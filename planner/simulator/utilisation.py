@@ -28,8 +28,8 @@ SUM_TOLERANCE = 1e-12  # More than the relative rounding error of a sum of weigh
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """How a pool used its GPUs. Shares of KV cache and sizes of batches are NaN if no step ran in the
-    window.
+    """How a pool used its GPUs. If no step ran in the window, shares of KV cache and sizes of batches are
+    NaN, and `decodes_most` is 0.
     """
 
     pool: str
@@ -49,6 +49,8 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
     """How each running pool used its GPUs, in the fleet's order; empty if no steps were recorded."""
     if not len(simulation.runs):
         return ()
+    # A run is several steps of one rank in succession; `inside_s` are its seconds in the window. In a
+    # pipeline a step counts with the time of one stage, as batches in other stages have runs of their own.
     runs, inside_s, (start_s, end_s) = measured_runs(simulation)
     window_s, uses = end_s - start_s, []
     first = 0  # The number of the pool's first worker in the simulation.
@@ -69,6 +71,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
             fleet.llm, gpu, gpus, step_s, tokens, kv_tokens, tp=worker_type.tp
         )
         worker_s = window_s * pool.count * worker_type.dp  # Each rank has runs of its own.
+        # `kv_tokens` of a worker type is the cache of one rank, as `blocks` are.
         kv_frac = pool_runs["blocks"] * float(KV_BLOCK_TOKENS) / worker_type.kv_tokens
         # A run that crosses an edge of the window counts with the share of its time inside.
         steps = pool_runs["steps"] * seconds / whole_runs_s
@@ -84,7 +87,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
                 decodes_mean=float(np.average(pool_runs["decodes"], weights=steps)),
                 decodes_p99=_weighted_percentile(pool_runs["decodes"], steps, 0.99),
                 decodes_most=int(pool_runs["decodes"].max()),
-                # `tokens` are those of all ranks of a worker, `tokens_mean` is of one rank.
+                # `tokens` are of all ranks of a worker, taken to have equal loads (`run_load`).
                 tokens_mean=float(np.average(tokens, weights=steps)) / worker_type.dp,
             )
         )

@@ -39,6 +39,8 @@ def lower_bound(problem: Problem) -> float | None:
     # request is not known: it depends on the requests before.
     if problem.hits is None:
         slo, trace = problem.slo, problem.trace
+        # By when the work of requests must be done: for the SLO, and for the test of the simulator that the
+        # backlog does not grow (required_work.py).
         obligations = [
             deadlines
             for deadlines in (find_deadlines(slo, trace), find_backlog_deadlines(slo, trace))
@@ -58,6 +60,7 @@ def _load(problem: Problem) -> TrafficLoad:
     """
     network = problem.task.network
     return TrafficLoad(
+        # If prefixes may be pinned in caches, shared tokens count as cached from the start.
         workload=problem.hits.workload(may_pin=problem.task.policies.may_pin)
         if problem.hits
         else to_classes(problem.trace),
@@ -118,8 +121,9 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
                         min f(N) / N for steps that take f(N) s, can only be shorter
         sequences       the most, for the same reason: more numbers of decodes to choose from
         drafted tokens  the most, as a bound takes all of them to be accepted
-        KV tokens       the most, which the smallest token budget leaves; and the fewest that a sequence takes
-                        beside its tokens, which the fewest drafts take
+        KV tokens       the most; the smallest token budget leaves so many
+        KV beside       the fewest blocks that a sequence takes beside those of its tokens; the fewest drafted
+                        tokens need so few
 
     Options with equal role and split have the same GPU, power cap and price (`split_of`), but not always the
     same step times: seats and drafts decide up to which size steps are captured in CUDA graphs, and budgets

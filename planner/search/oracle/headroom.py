@@ -30,9 +30,11 @@ def find_headroom(
     """The headroom of a fleet on the oracle's traffic as written, without draws and scenarios.
 
     The caller knows that the fleet holds with `least_frac` more traffic, and with steps longer by that share.
-    `before_each` is called before every share that is simulated, and may raise an error to end the bisection.
+    `before_each` is called before every share that is looked at, and may raise an error to end the bisection.
     """
     as_written, known_headrooms = oracle.as_written(), oracle.answers.headrooms
+    # Beside the question and the fleet, a headroom depends on which losses must be survived, and on how
+    # pinned prefixes are placed.
     spot = (oracle.least_off_spot, frozenset(oracle.spot.items()))
     losses = (oracle.spare_workers, oracle.spare_nodes, spot)
     query = (*oracle.question_key(), oracle.slo, losses, counts, oracle.places_polished(counts))
@@ -92,9 +94,9 @@ def most_that_holds(
         return kept_frac, ()
     oracle, counts = at_share(failed_frac)
     failing = oracle.failing_loss(counts)
-    if failing is None:  # Only with scenarios: the fleet fails in these, and no limit is named.
+    if failing is None:  # An oracle with scenarios may fail a fleet for these alone; then no limit is named.
         return kept_frac, ()
-    failing_oracle, remaining = failing
+    failing_oracle, remaining = failing  # `remaining`: the workers that are left after a loss, if any.
     return kept_frac, tuple(line.limit for line in failing_oracle.judge_whole(remaining).missed)
 
 
@@ -124,6 +126,7 @@ def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
     if key not in known_busier:
         known_busier[key] = (with_times_the_traffic(trace, 1 + more_frac), Answers())
     busier_trace, answers = known_busier[key]
+    # The scenario, if the oracle has one, is in `busier_trace` already, and would be simulated in its place.
     return replace(oracle, trace=busier_trace, scenario=None, answers=answers)
 
 

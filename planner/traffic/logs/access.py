@@ -12,7 +12,7 @@ a name becomes a column named by the field's number, as in `--map input=10,outpu
 are counted from 1 as awk does, except that a text in quotes or brackets is one field.
 
 The time in a line of nginx is the end of the answer (nginx.org, ngx_http_log_module). Envoy's START_TIME is
-the arrival of the request (envoyproxy.io, "Access logging").
+the arrival of the request (envoyproxy.io, "Access logging"). `guess_columns` tells them apart by their names.
 """
 
 import re
@@ -30,7 +30,7 @@ from planner.traffic.logs.log_columns_map import Columns, guess_columns
 # One field of a line. Its groups: quoted, bracketed, key and value of key="value", plain.
 _FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
 # The beginning of a line in each format; further fields may follow. The combined format begins with the
-# address and ends with status and bytes; the user's name, the group, may have spaces.
+# address and ends with status and bytes. Its group in parentheses is the user's name, which may have spaces.
 COMBINED = re.compile(
     rb'\S+ \S+ (.{0,200}?)\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "(?:[^"\\]|\\.)*" '
     rb"\d{3} (?:\d+|-)"
@@ -120,8 +120,8 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
 
 def columns_of(log_format: str, sample: pd.DataFrame, where: str) -> Columns:
     """The roles of the fields: guessed from a sample of rows, except for the status and the path, which the
-    format defines. No field is the tenant, because addresses and users of an access log do not count as
-    tenants. `where` is the place that errors name.
+    format defines; the path shows requests that generate no text. No field is the tenant, because addresses
+    and users of an access log do not count as tenants. `where` is the place that errors name.
     """
     column_map = guess_columns(sample, where)
     status = "status" if log_format == "combined" else "response_code"

@@ -84,8 +84,9 @@ def span_rows(
         while ancestor and ancestor not in outer:
             outer.add(ancestor)
             ancestor = parent_of.get(ancestor)
-    # A request may have several answers (vLLM's parameter n), each with a span of the same id and start.
-    # Their output tokens are added to those of the first answer, if both numbers are known.
+    # A request may have several answers (vLLM's parameter n), each with a span. These spans have one request
+    # id and start, and give one row, that of the first answer. The output tokens of the others are added to
+    # its own, if both numbers are known.
     first_answers: dict[tuple[str, str], dict[str, Any]] = {}
     rows: list[tuple[int, dict[str, Any]]] = []
     for number, span_id, row in calls:
@@ -147,6 +148,7 @@ def _call_row(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[st
         return None
     status = span.get("status")
     is_error = isinstance(status, dict) and status.get("code") in _ERROR_CODES
+    # vLLM writes the first one, the conventions have the second.
     request_id = attributes.get("gen_ai.request.id") or attributes.get("gen_ai.response.id")
     return {
         **columns,
