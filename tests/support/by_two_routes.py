@@ -28,7 +28,7 @@ from planner.reports.output import plan_yaml
 from planner.search.evidence import certify
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import bill_fleet
-from planner.search.problem.plan_problem import Conditions
+from planner.search.problem.plan_problem import Conditions, with_policies
 from planner.search.production.scenario_test import untimed_test
 from planner.solvers.reserved_schedule import Demand
 from planner.studies.pareto_frontier import find_frontier
@@ -201,7 +201,9 @@ def more_traffic(asked: TwoRoutes) -> list[str]:
     wrong = _same("20 % more traffic", made.value, lambda: more.value, is_most=True)
     robustness = made.certificate.robustness
     assert robustness is not None and robustness.more_traffic is not None
+    # Of several policies the plan has chosen some.
     problem = asked.study().problem_of(asked.task("safety.growth=20 %"))
+    problem = with_policies(problem, made.fleet.policies)
     test = untimed_test(problem)
     assert test is not None
     kept_in = test.decide(problem.oracle.counts(made.fleet))
