@@ -16,10 +16,12 @@ from planner.documents.catalog import read_catalog
 from planner.documents.engine_file import parse_engine
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
+from planner.fleet import Fleet, Pool, WorkerType
 from planner.importers import StatedSetup
 from planner.models.latency import ON_WALL, Array, StepLatency
 from planner.models.step_fit import least_absolute
 from planner.models.step_tables import COLUMNS, StepTable
+from planner.runtime.step_fits import includes_other_processes
 
 DEVICE = StepLatency((1.0, 512.0), (2e-3, 40e-3), 1e-8, 5e-5, 1e-8, 0.0, 0.0, "planted")
 OWN_S, OWN_SEQUENCE_S = 0.8e-3, 20e-6
@@ -168,6 +170,14 @@ def test_a_fit_of_such_a_profile_leaves_the_host_to_the_engine() -> None:
     expected_s = 1.1 * DEVICE.step_s(*X.T) + 2e-3 * X[:, 4]
     assert fitted.latency.step_s(*X.T) == pytest.approx(expected_s, rel=0.02)
     assert fitted.latency.basis.endswith(ON_WALL)
+    chosen = fit_table(
+        StepTable(profile.steps, about), facts, read_catalog(), where="table.csv", choose_family=True
+    )
+    catalog = read_catalog()
+    worker = WorkerType(catalog.gpu("h100-80g"), 1, chosen.latency, 64 * 1024, 512, 32)
+    assert includes_other_processes(
+        Fleet(catalog.llm("meta-llama/Llama-3.1-8B"), (Pool("mixed", "mixed", worker, 1),))
+    )
     assert not fitted.latency.has_host and any("engines.yaml" in note for note in fitted.notes)
     with_host = fit_table(StepTable(profile.steps), facts, read_catalog(), where="table.csv")
     assert any("asynchronous scheduling would hide it" in note for note in with_host.notes)
