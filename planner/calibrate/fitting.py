@@ -116,9 +116,9 @@ def fit_table(
         host = f"{host_overhead_s * 1e3:.3g} ms per step, " + (
             "added" if is_kernel_time else "separated from the GPU's"
         )
-    basis = f"fitted: {source}; host overhead {host}"
-    if about.get("shares_cores") == "true":  # The times include waits for cores.
-        basis += ON_WALL  # A mark that `includes_other_processes` (runtime/step_fits.py) looks for.
+    # With waits for cores a basis ends so; `includes_other_processes` (runtime/step_fits.py) looks there.
+    mark = ON_WALL if about.get("shares_cores") == "true" else ""
+    basis = f"fitted: {source}; host overhead {host}{mark}"
     model = PiecewiseLinearStepLatency(
         host_s=0.0 if is_kernel_time else host_overhead_s, basis=basis, reads_cached=table.reads_cached
     )
@@ -147,7 +147,7 @@ def fit_table(
         families, form = dict(choice.errors_by_family), choice.form
         # If the family is no StepLatency, `latency` is a refit, and `converted` are the errors of the refit.
         errors = dict(choice.converted or choice.errors_by_family[choice.family])
-        latency = replace(choice.latency, basis=f"{latency.basis}; {choice.latency.basis}")
+        latency = replace(choice.latency, basis=f"{basis.removesuffix(mark)}; {choice.latency.basis}{mark}")
         notes = (*notes, str(choice))
     latency = replace(latency, mape_frac=errors["all"].mape_frac)
     latency = replace(latency, kind="kernels" if is_kernel_time else "steps")

@@ -171,7 +171,7 @@ def fleet_as_run(measurement: Measurement, fleet: Fleet) -> Fleet | None:
 
 def includes_other_processes(fleet: Fleet) -> bool:
     """Whether a fit of the fleet includes what other processes on the machine took (`fleet_as_run`)."""
-    return any(ON_WALL in pool.type.latency.basis for pool in fleet.running_pools)
+    return any(pool.type.latency.basis.endswith(ON_WALL) for pool in fleet.running_pools)
 
 
 def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
