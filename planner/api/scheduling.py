@@ -41,7 +41,9 @@ LEAST_WINDOW_S = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ScheduleResult(Result):
-    """A schedule, compared with a fleet for the peak and with Aladdin's linear rule."""
+    """A schedule, compared with a fleet for the peak and with Aladdin's linear rule: workers in proportion to
+    requests/s, plus a constant (solvers/reserved_schedule.py).
+    """
 
     answer: schedule_page.ScheduleAnswer
 
@@ -118,10 +120,13 @@ def schedule(
 ) -> ScheduleResult:
     """The workers of each window for a changing demand: reserved for its base, on demand and spot above it.
 
-    `market` is schedule.yaml or its keys and values, or plan.yaml (`read_market` has its stock too). `demand`
-    is a CSV or a DataFrame with a row per window and a column of requests/s per LLM, or maps each LLM to a
-    trace. With traces, a `fleet` for each worker type in use and an SLO for each LLM, the schedule is
-    simulated over its windows, and repaired where a window misses its SLO; otherwise the answer says why not.
+    `market` is what may be bought: schedule.yaml or its keys and values, or plan.yaml. `read_market` also
+    takes a plan's slo.yaml, for its stock and limits. `demand` is a CSV or a DataFrame with a row per window
+    and a column of requests/s per LLM, or maps each LLM to a trace.
+
+    If the demand has traces, and the market a `fleet` for each worker type in use and an SLO for each LLM,
+    the schedule is simulated over its windows, and repaired where a window misses its SLO. Otherwise the
+    answer says why not.
 
     Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is taken;
     its simulations may take as long again on the search's clock (work_clock.py).
@@ -136,6 +141,7 @@ def schedule(
         if not demand:
             raise InputError("demand: names no LLM; give a trace for each, such as {'chat': 'chat.csv'}")
         traces = {llm: spread_stamps(read_trace(trace), seed=seed) for llm, trace in demand.items()}
+    # `read_demand` leaves stamps that are already spread as they are.
     demand_by_window = read_demand(traces or demand, window_s, seed)
     served_names = _served_names(market_read, demand_by_window, catalog)
     llms = tuple(served_names[llm] for llm in demand_by_window.llms)
@@ -149,7 +155,8 @@ def schedule(
     if why := not_simulated(answer, traces):
         return ScheduleResult(replace(answer, not_simulated=why))
     served = [_llm_to_simulate(answer, llm, traces[llm], catalog) for llm in demand_by_window.llms]
-    with time_limit(time_limit_s * USUAL_LIMIT_S / WORK_S):  # A safety net on the wall clock.
+    # A safety net on the wall clock; it exceeds the search's limit by the same factor as a plan's does.
+    with time_limit(time_limit_s * USUAL_LIMIT_S / WORK_S):
         simulated_schedule = simulate_schedule(
             market_read,
             demand_by_window,
@@ -177,6 +184,7 @@ def _served_names(market: Market, demand: Demand, catalog: CatalogLike) -> dict[
     if is_one and catalog_rows.has_llm(served_llm) and not catalog_rows.has_llm(demanded_llm):
         return {demanded_llm: served_llm}
     rows = {llm: catalog_rows.served_llm(llm).name for llm in demand.llms if catalog_rows.has_llm(llm)}
+    # A name that the market has stays; any other becomes its row's name, if the market has that.
     names = {llm: rows[llm] if llm not in served and rows.get(llm) in served else llm for llm in demand.llms}
     # Two LLMs of the demand must not become one.
     return names if len(set(names.values())) == len(names) else {llm: llm for llm in demand.llms}

@@ -25,7 +25,7 @@ def check(
     from planner.documents.catalog import read_catalog
 
     catalog_rows = read_catalog(catalog)
-    doubts: dict[str, list[str]] = {}
+    doubts: dict[str, list[str]] = {}  # Sentences on what is doubtful, of each file that can be read.
     errors: dict[str, str] = {}
     for file in files:
         try:
@@ -39,7 +39,7 @@ def check(
             print_lines("\n".join([f"{name}: ok", *(f"  mind: {sentence}" for sentence in sentences)]))
     if errors:
         *others, last = errors.values()
-        if others:
+        if others:  # The last line also has the number of files.
             last += f" ({count_text(len(errors), 'file')} of {len(files)} cannot be read)"
         typer.echo("\n".join(f"plan: {line}" for line in (*others, last)), err=True)
         raise typer.Exit(InputError.exit_code)

@@ -67,6 +67,7 @@ def pool_rows(types: ChangingTypes) -> list[tuple[str, ...]]:
         return []
     edges_s, rows = types.optimum.edges_s, list[tuple[str, ...]]()
     for pool, sizes in zip(types.question.fleet.pools, types.optimum.sizes.T, strict=True):
+        # The intervals between `edges_s` in which the pool has workers.
         used_steps = np.flatnonzero(sizes)
         if len(used_steps):
             ready_h = float(sizes @ np.diff(edges_s)) / HOUR_S
@@ -89,9 +90,9 @@ def ready_by_pool(types: ChangingTypes, edges_s: Any) -> dict[str, Any]:
     """
     assert types.optimum is not None and types.question is not None
     pools, run = types.question.fleet.pools, types.optimum.day.run
-    if run.requested_sizes.shape[1] != len(pools):  # A single fleet has other pools than the question.
+    if run.requested_sizes.shape[1] != len(pools):  # A single fleet's run has that fleet's pools alone.
         return {}
-    ready = workers_over_time(run, len(pools), edges_s)[1]
+    ready = workers_over_time(run, len(pools), edges_s)[1]  # [0] are the paid workers.
     return {pool.name: row for pool, row in zip(pools, ready, strict=True) if row.any()}
 
 
@@ -108,6 +109,7 @@ def types_json(types: ChangingTypes | None) -> dict[str, Any] | None:
         "single_fleet_usd": types.single_usd,
         "saved_usd": types.saved_usd,
         "proved_usd": optimum.proved_usd,
+        # `usd` if all sequences on the grid that cost less were simulated, else `proved_usd`.
         "bound_on_the_grid_usd": optimum.bound_usd,
         "status": optimum.status,
         "missed": optimum.day.missed_windows,

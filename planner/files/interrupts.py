@@ -5,7 +5,7 @@ fleetplan/__main__.py calls `save_and_tidy` before it ends the process.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-_save_functions: list[Callable[[], str]] = []  # It has at most one entry.
+_save_functions: list[Callable[[], str]] = []  # At most one: `saving_on_interrupt` is never nested.
 _tidy_functions: list[Callable[[], None]] = []
 
 

@@ -43,8 +43,8 @@ def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], str | None]:
 
 
 def _run_of_records(label: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
-    """A run from single requests, without the warm-up. The file has the start of each request, but not the
-    load that was configured.
+    """A run from single requests, without the warm-up. The file lacks the load that was configured, so the
+    load is the requests' starts; it is unknown if a start is missing.
     """
     values_s: dict[str, list[float]] = {metric: [] for metric in NAMES}
     lengths: tuple[list[float], list[float]] = ([], [])  # Input and output tokens.

@@ -1,6 +1,8 @@
 """Reads a CSV of measured runs that a user wrote, one run per row; the times are means.
 
-input_tokens,output_tokens,ttft_ms,tpot_ms[,requests][,concurrency|rate]
+The columns; those in brackets may be missing, and `rate` is in requests/s:
+
+    input_tokens,output_tokens,ttft_ms,tpot_ms[,requests][,concurrency|rate]
 """
 
 from collections.abc import Sequence
@@ -13,7 +15,8 @@ from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_sta
 from planner.importers.foreign_fields import StatedSetup
 
 COLUMNS = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms")
-USUAL_REQUESTS = 200  # Assumed for a run whose number is not in the file; a note of the run says so.
+# The requests of a run if neither the file nor the user says how many; a note of the run says so.
+USUAL_REQUESTS = 200
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:

@@ -27,7 +27,7 @@ from planner.models.memory import active_weight_bytes, fits_memory
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
 from planner.models.step_tables import StepShape, StepTable
 
-TPS = (1, 2, 4, 8)  # GPUs of a worker, or with data-parallel ranks of each rank.
+TPS = (1, 2, 4, 8)  # GPUs of a worker; with data-parallel ranks, of each rank.
 DPS = (2, 4, 8)  # Data-parallel ranks of a worker on one node.
 # The tokens of a step at which the times of shared experts are computed, the corners of the fit: 1, 2, 3, 4,
 # 6, 8, 12 and so on to 98,304.
@@ -72,7 +72,8 @@ def silicon_fits(
 
     A mixture of experts has one fit with slices of all experts, one with whole experts, and those of
     data-parallel ranks; these last are left out if `experts_of` is given, because it does not apply to ranks.
-    `experts_of` and `folder` are as in `silicon_table`.
+    `experts_of` gives times in place of those of vLLM's default kernels for experts (silicon_experts.py).
+    `folder` has the config.json if AIConfigurator has no copy of it.
     """
     if why := silicon.why_not_covered(llm, gpu, folder):
         return FittedKernels(None, (f"{llm.name} on {gpu.name}: {why}",))
@@ -146,6 +147,7 @@ def _expert_splits(llm: Llm, tp: int) -> Sequence[bool]:
     """The ways to split experts over `tp` GPUs: False for slices of all experts, True for whole ones."""
     if not llm.is_mixture or tp == 1:
         return (False,)
+    # Slices that would cut through blocks of fp8 weights are no choice.
     return (True,) if silicon.is_whole(llm, tp) else (False, True)
 
 
@@ -158,9 +160,9 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
     """One fit for a worker of `dp` data-parallel ranks. Raises InputError where its error on random steps is
     too large.
 
-    Its errors "all" are on random steps while the other ranks are idle; a fit without ranks calls these
-    "off_grid". Its errors "own" are on steps of the grid that were held out in turn, without the experts'
-    times; a fit without ranks calls these "all".
+    Its errors "all" are on random steps while the other ranks are idle ("off_grid" in `_fitted_row`). Its
+    errors "own" are on steps of the grid that were held out in turn, without the experts' times ("all" in
+    `_fitted_row`).
     """
     basis = f"{_basis_text(llm)}, {dp} ranks share the experts, whole ones per GPU"
     if all2all:

@@ -194,8 +194,8 @@ def _engines_at_once(series: Iterable[PrometheusSeries], edges_s: Floats) -> Flo
 
 
 def prefill_series(series: Sequence[PrometheusSeries], edges_s: Floats) -> frozenset[PrometheusSeries]:
-    """The series of prefill workers, whose requests decode workers count once more; none if no engine has
-    answers of several tokens.
+    """The series of prefill workers, whose requests decode workers count once more. None if all engines that
+    finished requests look like prefill workers: their answers are merely short.
     """
     prefill = _prefill_instances(series, edges_s)
     counts = [row for row in series if row.name == FINISHED and _instance_of(row) not in prefill]
@@ -209,6 +209,7 @@ def _prefill_instances(series: Iterable[PrometheusSeries], edges_s: Floats) -> f
     whole_range_s = edges_s[[0, -1]]
     for row in series:
         if row.name in (f"{OUTPUT}_sum", f"{OUTPUT}_count"):
+            # Gaps between samples do not matter over the whole range: a counter keeps what it counted.
             rise = float(np.nan_to_num(counter_increase([row], whole_range_s, gap_s=math.inf))[0])
             rise_by_name = rise_by_instance.setdefault(_instance_of(row), {})
             rise_by_name[row.name] = rise_by_name.get(row.name, 0.0) + rise
@@ -222,9 +223,9 @@ def _prefill_instances(series: Iterable[PrometheusSeries], edges_s: Floats) -> f
 
 
 def _rise_of_level(series: Sequence[PrometheusSeries], edges_s: Floats) -> Floats:
-    """The rise of a gauge in each interval (N,), summed over instances.
+    """The rise of a gauge in each window (N,), summed over instances.
 
-    Where samples are missing it is 0; the interval in which they return has the whole rise since the last
+    Where samples are missing it is 0; the window in which they return has the whole rise since the last
     sample.
     """
     total = np.zeros(len(edges_s) - 1)
@@ -232,7 +233,7 @@ def _rise_of_level(series: Sequence[PrometheusSeries], edges_s: Floats) -> Float
         is_number = np.isfinite(row.values)
         if is_number.sum() > 1:
             t_s, values = row.t_s[is_number], row.values[is_number]
-            # The rise from the last sample before an edge to the last sample before the next edge.
+            # From the last sample before an edge, or else the first, to the last before the next edge.
             total += np.diff(values[np.maximum(np.searchsorted(t_s, edges_s, side="right") - 1, 0)])
     return total
 

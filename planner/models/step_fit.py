@@ -54,8 +54,8 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         beyond: str = "raise",
         reads_cached: bool = True,
     ) -> None:
-        # False: y is without the time in which prefills read cached tokens. Then fit and prediction leave d C
-        # out.
+        # If False, y is without the time in which prefills read cached tokens, and neither fit nor prediction
+        # has d C.
         self.reads_cached = reads_cached
         self.knots_tokens = knots_tokens  # Corners of f; corners without data between them are dropped.
         self.host_s = host_s  # The part of y that is the engine's own overhead, measured apart.
@@ -129,7 +129,7 @@ def cross_validated_errors(
 
 
 def folds_of_steps(X: Array, folds: int, seed: int) -> npt.NDArray[np.int64]:
-    """The fold of every row: distinct steps are dealt out at random, repeats of one stay together."""
+    """The fold of every row. Cells, each a distinct step with all its repeats, are dealt out at random."""
     _, cell = np.unique(X, axis=0, return_inverse=True)
     cells = int(cell.max()) + 1
     if cells < 2 * folds:
@@ -157,8 +157,8 @@ def errors_by_regime(X: Array, y: Array, predicted: Array) -> dict[str, Errors]:
 
 
 def equal_shares(X: Array) -> Array:
-    """Square roots of row weights with which prefill, decode and mixed steps count a third each: a grid of
-    measurements has few decode steps, while an engine's steps are mostly decode steps.
+    """Factors (n,) of residuals with which prefill, decode and mixed steps count alike in least squares: a
+    grid of measurements has few decode steps, while an engine's steps are mostly decode steps.
     """
     # 0 decode, 1 prefill, 2 mixed.
     kind = np.where(X[:, PREFILLS] == 0, 0, np.where(X[:, DECODES] == 0, 1, 2))
@@ -221,7 +221,8 @@ def least_absolute(
 ) -> Array:
     """Coefficients, >= 0 or within `bounds`, with the least sum of |X c - y| / scale (by default y).
 
-    The problem is a linear program with one unknown per row for its error.
+    The problem is a linear program with one unknown per row for its error. planner/calibrate/engine_fit.py
+    uses it.
     """
     n, k = X.shape
     divisor = y if scale is None else scale

@@ -14,8 +14,8 @@ Document = dict[str, Any]
 
 
 def placed_rows(plan: PrefixPlan) -> list[Document]:
-    """A row per stable prefix (used in most parts of the trace), the most requested first: all nodes of the
-    demand's tree except its empty root 0. `prefix` is the number of a node, `after` that of its parent.
+    """A row per stable prefix (used in most parts of the trace), the most requested first. These prefixes are
+    the nodes of a tree: `prefix` is a node's number, `after` that of its parent. The empty root 0 has no row.
     """
     demand, placed = plan.traffic.demand, plan.replication.placed
     # (nodes,): requests/s that begin with each prefix.
@@ -49,10 +49,11 @@ def plan_document(plan: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
         "workers": plan.pool.count,
         "prefix_tokens_per_worker": plan.memory_tokens,
         "nodes": placed_rows(plan),
-        # Shares of all prompt tokens; `hit_frac` is the sum of both before it.
+        # Shares of all prompt tokens; `hit_frac` is the sum of the other two.
         "stable_hit_frac": plan.stable_hit_frac,
         "session_hit_frac": plan.session_hit_frac,
         "hit_frac": plan.hit_frac,
+        # A share of all prefill work.
         "prefill_saved_frac": plan.prefill_saved_frac,
         # Loads are seconds of work per second of a worker. No placement has a largest load below
         # `load_bound`; `gap_frac` is the share of the largest load that the bound leaves open.
@@ -60,6 +61,7 @@ def plan_document(plan: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
         "load": replication.load.tolist(),
         "load_bound": replication.bound,
         "gap_frac": replication.gap_frac,
+        # The memory of each worker that prefixes leave to sessions.
         "session_tokens": replication.session_tokens.tolist(),
         "warm_up_tokens": warm_up_tokens,
     }
@@ -76,6 +78,7 @@ def pool_document(pool: PoolPrefixes) -> Document:
 
 def keep_alive_text(keep: KeepAlive) -> str:
     """How the router keeps pinned prefixes in vLLM's caches (vLLM itself has no pins), and what it costs."""
+    # None: no prefix leaves the cache of this worker.
     every_s = [seconds for seconds in keep.every_s if seconds is not None]
     if not every_s:
         return "vLLM keeps no pins; here none of these prefixes would leave its cache"
@@ -89,7 +92,7 @@ def keep_alive_text(keep: KeepAlive) -> str:
 
 
 def simulated_hits(pool: PoolPrefixes) -> Document:
-    """The simulated hits and loads of a pool, and the hits of an unlimited cache."""
+    """The simulated hits and loads of a pool, and the possible hits: those of one endless cache."""
     return {
         "possible_hit_frac": pool.possible_hit_frac,
         "simulated_hit_frac": pool.simulated_hit_frac,

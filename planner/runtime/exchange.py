@@ -55,7 +55,7 @@ class RoutedRequest:
     raw: bytes = field(repr=False)
     input_tokens: int
     output_tokens: int
-    most_tokens: int  # The most tokens that all choices of the answer may have together.
+    most_tokens: int  # The most tokens of all choices together, with SPARE_TOKENS (upstream.py).
     choices: int = 1  # The number of answers that the client asked for: OpenAI's parameter `n`.
     # Blocks of the prompt, empty unless the fleet keeps prefixes.
     blocks: Sequence[int] = field(default=(), repr=False)
@@ -100,7 +100,8 @@ def read_request(
     # `live.longest_tokens` is what fits into a worker's KV cache, which may be less than an engine's context.
     room_tokens = live.longest_tokens - most_output_tokens
     if input_tokens > room_tokens:
-        # The tokens of text are a guess, so it is the engine that refuses a text that is too long.
+        # The tokens of text are a guess. A text that seems too long is routed as the longest that fits, and
+        # the engine may refuse it. `words_of` is empty for token ids, which are counted.
         if room_tokens < 1 or not words_of(prompt):
             raise refusal_response(
                 400,
@@ -112,13 +113,14 @@ def read_request(
     request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
     tenant = _tenant_of(request, body) if live.reads_tenants else ""
     if QUEUE[fleet.policies.queue].has_rank:
-        # A request that names another LLM was refused above, so it is for this one.
+        # vLLM orders its queue by `priority`. A request that names another LLM was refused above.
         now_s, llm = time.monotonic(), fleet.llm.name
         body["priority"] = priority_number(
             fleet.policies, input_tokens, most_output_tokens, now_s, longest_tokens, tenant=tenant, llm=llm
         )
         raw = json.dumps(body).encode()
     blocks = blocks_of(prompt) if live.keeps_prefixes else ()
+    # What is no whole number above 1 counts as 1 here; the engine gets `n` as it came.
     choices = body.get("n")
     choices = choices if isinstance(choices, int) and choices > 1 else 1
     # A chat without a limit may get an answer that fills the engine's context.
@@ -144,7 +146,7 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
     server is set not to unpack bodies itself, because it would do so before the API key is checked.
     """
     if (request.content_length or 0) > most_bytes:
-        raise refusal_response(413, "")  # `LiveRouter._guard` writes the message, with the limit.
+        raise refusal_response(413, "")  # `LiveRouter._guard` (router.py) writes the message.
     packing = request.headers.get("Content-Encoding", "identity").strip().lower()
     if packing == "identity":
         return await request.read()
@@ -255,7 +257,8 @@ class Reply:
         await self.finish()
 
     async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str, most_bytes: int) -> None:
-        """Make the response of a worker's answer that is no stream, or of an error that the request caused.
+        """Set `response` to a worker's answer that is no stream, or to an error that the request caused. The
+        router's handler returns it.
 
         An answer is read up to `most_bytes`, an error up to REFUSAL_BYTES.
         """

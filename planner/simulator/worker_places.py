@@ -1,14 +1,14 @@
 """Says on which nodes each worker is, if the network has a topology, and so which link two workers have.
 
-Workers are dealt out to nodes of their GPU. Prefill and decode workers take turns, in proportion to their
-counts, so that nodes hold both; each worker goes to the first node with room. A worker with more GPUs than a
-node has takes whole nodes. The nodes of a worker are its place.
+Workers are dealt out to nodes with their kind of GPU. Prefill and decode workers take turns, in proportion to
+their counts, so that nodes hold both; each worker goes to the first node with room. A worker with more GPUs
+than a node has takes whole nodes. The nodes of a worker are its place.
 
-Two workers at the same place hand over by NVLink (its bandwidth is `link_bandwidth` of the GPU's row in
-catalogs/gpus.yaml; transfers do not slow each other down), each pipeline stage beside the same stage of the
-other worker (DistServe, arXiv:2401.09670, section 4.2). Others use the NIC of the prefill worker's node
-(`network: bandwidth`), and between racks, if that is slower, the uplink of its rack instead. A transfer waits
-only for earlier ones on its own link.
+Two workers at the same place hand over by NVLink: `within_bytes_per_s` of the topology, by default
+`link_bandwidth` of the GPU's row in catalogs/gpus.yaml. Each pipeline stage is then beside the same stage of
+the other worker (DistServe, arXiv:2401.09670, section 4.2), and transfers do not slow each other down. Others
+use the NIC of the prefill worker's place (`network: bandwidth`), or between racks the uplink of its rack, if
+that is slower. On a NIC or an uplink a transfer waits for earlier ones of the same link.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _in_turns(pools: Sequence[Pool]) -> list[int]:
 
 
 def link_numbers(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The place of each of the kernel's workers (W,), and the link from each place to each other (P, P). For
-    the kernel each data-parallel rank is a worker.
+    """The place (W,) of each of the kernel's W workers, and the link (P, P) from each of P places to each
+    other. For the kernel each data-parallel rank is a worker.
 
     A link is an index into what `make_links` returns. Raises InputError for more than MOST_PLACES places.
     """
@@ -78,8 +78,7 @@ def link_numbers(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     ranks = [pool.type.dp for pool in fleet.running_pools for _ in range(pool.count)]
     place_of = np.repeat([numbers[nodes] for nodes in nodes_of_workers], ranks)
     racks, count = _rack_numbers(topology, list(numbers)), len(numbers)
-    # `make_links` returns the network's own link first, then an NVLink of each place, a NIC of each place,
-    # and the uplink of each rack.
+    # In the order of `make_links`, where link 0 is the network's own.
     nvlinks, nics, uplinks = 1 + np.arange(count), 1 + count + np.arange(count), 1 + 2 * count + racks
     links = np.repeat(nics[:, None], count, axis=1)  # [from, to]: the NIC of the place that sends.
     # Between racks the slower of NIC and uplink is the link.
@@ -102,6 +101,9 @@ def with_link_numbers(state: State, fleet: Fleet) -> State:
 def make_links(fleet: Fleet) -> npt.NDArray[np.void]:
     """The records of all links, all idle: the network's own and, with a topology, the NVLink of every place,
     then the NIC of every place, then the uplink of every rack. Raises InputError without a bandwidth.
+
+    With a topology nothing crosses the network's own link, but its record has the heap of all transfers and
+    the factor by which disturbances slow down all links (transfer.py).
     """
     network, topology = fleet.network, fleet.network.topology
     if not network.bandwidth_bytes_per_s > 0:
@@ -117,6 +119,7 @@ def make_links(fleet: Fleet) -> npt.NDArray[np.void]:
     ]
     rack_count = 1 + int(_rack_numbers(topology, list(gpu_at)).max())
     uplinks = [_idle_link(fleet, topology.rack_bytes_per_s)] * rack_count
+    # A NIC has the network's bandwidth, as `base` has.
     return np.concatenate([base, *nvlinks, *[base] * len(gpu_at), *uplinks])
 
 
@@ -134,6 +137,7 @@ def _idle_link(
     """
     llm, network = fleet.llm, fleet.network
     link = np.zeros(1, dtype=layout.LINK)
+    # The scales of KV in 8 bits, of the GPU that needs the most.
     scales_bytes_per_token = max((scales_bytes(llm, pool.type.gpu) for pool in fleet.pools), default=0.0)
     link["block_s"] = KV_BLOCK_TOKENS * (llm.kv_bytes_per_token + scales_bytes_per_token) / bytes_per_s
     link["latency_s"] = network.latency_s if latency_s is None else latency_s

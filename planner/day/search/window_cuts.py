@@ -5,8 +5,9 @@ window is kept with many workers of either pool. So the search (day/search/day_o
 whole windows. For each window
 
     1  take the cheapest sizes within the stock that none of the window's cuts forbids
-    2  stop if the window holds with these sizes, and with the most workers in all other steps
-    3  otherwise raise one size after the other as far as the window still fails: the raised sizes are a cut
+    2  stop if the window holds with these sizes in its own steps of the day's grid, and the most elsewhere
+    3  otherwise raise one size after the other as far as the window still fails: the cut says that some pool
+       must be larger than its raised size in a step of the window
 
 Each cut rests on MORE (day/search/day_optimum.py): more workers, or less earlier work, never hurt. With
 several worker types more may hurt, so a cut is tried with each pool at its first and at its raised size.
@@ -44,7 +45,9 @@ def window_cuts(runs: DayRuns, deadline: float) -> list[Cut]:
             if not _misses(runs, window, too_small):
                 break
             too_small = _largest_that_fail(runs, window, too_small, is_reversed=number % 2 == 1)
+            # Sizes that are larger in no pool are forbidden from now on.
             is_allowed &= (sizes > too_small).any(axis=1)
+            # The cut is empty if all raised sizes are the most.
             if cut := _cut_of_window(runs, window, too_small):
                 cuts.append(cut)
     return cuts
@@ -62,7 +65,7 @@ def sizes_by_price(terms: DayTerms) -> Ints:
 
 def _misses(runs: DayRuns, window: int, sizes: Ints) -> bool:
     """Whether a window is missed with these sizes (P,) in its steps, and the most in all others."""
-    workers, own = runs.terms.most, runs.own_steps(window)
+    workers, own = runs.terms.most, runs.own_steps(window)  # `most` is a new array at every access.
     workers[own.start : own.stop] = sizes
     return runs.misses_window(workers, window, own.start)
 
@@ -82,6 +85,7 @@ def _largest_that_fail(runs: DayRuns, window: int, sizes: Ints, *, is_reversed: 
 
         if size == most:
             continue
+        # Where `most` does not fail it holds, as `least_that_holds` requires.
         largest = most if fails(most) else least_that_holds(fails, size + 1, most, size + 1) - 1
         if largest > size:
             corners = [*corners, *_with_size(corners, c, largest)]
