@@ -44,7 +44,7 @@ class FittedSteps:
 
     `errors` are those on steps held out of the fit, by regime (prefill, decode, mixed, all). `date` is when
     the steps were measured. `families` has the held-out errors of every family of formulas that was tried, by
-    family and regime. If `form` is not None, the simulator uses it instead of `latency`.
+    family and regime. If `form` is not None, a fleet that names this fit is simulated with it, not `latency`.
     """
 
     llm: str
@@ -94,7 +94,7 @@ def fit_table(
     times include the host's part.
     """
     about = table.about
-    # `plan profile` writes the host's times to a file that `engines` names; the rest counts as kernel times.
+    # `plan profile` puts the host's times into the file `engines`; `without_host` leaves those of kernels.
     has_separate_host = "engines" in about and host_overhead_s is None
     if has_separate_host:
         slowdown, admission_s = (_number_of(about, key, where) for key in ("slowdown", "admission_s"))
@@ -266,7 +266,7 @@ def calibrate_files(
     notes: list[str] = []
     for path in paths:
         text = read_text(path)
-        if text.lstrip().startswith(("{", "[")):
+        if text.lstrip().startswith(("{", "[")):  # JSON: benchmark runs.
             measured = parse_runs(foreign_fields.parse_json(text, path), path)
             setup_facts = {"llm": measured.llm, "gpu": measured.gpu, "tp": measured.tp}
             runs += measured.runs
@@ -282,6 +282,7 @@ def calibrate_files(
             f"calibrate: the measurements are of different engines ({engine_names}); give those of one"
         )
     llm_name, gpu_name, tp = setups.pop()
+    # `stated.llm` may be a path to a config.json, whose LLM the catalog need not find by name.
     llm, gpu = catalog.llm(stated.llm or llm_name), catalog.gpu(gpu_name)
     latency = (catalog if base is None else _catalog_of_fits(catalog, base)).step_latency(llm, gpu, tp)
     # Where a catalog has no fit it answers with a roofline, so the same answer without `base` shows this.

@@ -67,7 +67,7 @@ class PlanOptions:
     png: bool
     json_output: bool
     question_options: Mapping[str, Any] | None = None
-    flags: tuple[str, ...] = ()  # The flags of the command line that ask the question.
+    flags: tuple[str, ...] = ()  # `question_options` as flags, for `to_command_line`.
     verbose: bool = False
     quiet: bool = False
     resume: bool = False
@@ -153,7 +153,7 @@ def _plan_one(options: PlanOptions) -> None:
             requests, catalog, options.seed, options.time_limit_s, progress, Answers(file=answer_file)
         )
         searched_count = searched_requests(task, requests, work_limit_s(options.time_limit_s))
-        # Reading (`progress.taken_s()`) and writing are taken off the time limit of the search.
+        # Reading (`taken_s()`) and writing (`report_s`, CPU time) are taken off the search's time limit.
         writing_s = 0.0 if options.out is None else report_s(searched_count) * progress.wall_per_cpu()
         study.taken_s = progress.taken_s() + writing_s
         best_so_far = BestSoFar(options.out)
@@ -180,7 +180,7 @@ def _plan_one(options: PlanOptions) -> None:
             progress(Stage("writing the report", "report"))
             written = _save_plan(planned, options, options.out)
         if answer_file is not None and planned.status not in UNFINISHED_STATUSES:
-            answer_file.remove()
+            answer_file.remove()  # Nothing is left to resume.
     if options.json_output:
         print_json(planned.to_dict() | ({} if options.out is None else {"directory": str(options.out)}))
     else:
@@ -227,7 +227,7 @@ def estimate_text(fleet: Fleet) -> str:
 
 
 def report_s(requests: int) -> float:
-    """A rough time [s] to simulate a plan of this many requests once and to write its files."""
+    """A rough CPU time [s] to simulate a plan of this many requests once and to write its files."""
     return REPORT_S + REPORT_REQUEST_S * requests
 
 
@@ -274,7 +274,7 @@ class BestSoFar:
         from planner.reports.words import describe_fleet
         from planner.search.problem.bill import bill_fleet
 
-        fleet = self.latest.fleet()
+        fleet = self.latest.fleet()  # Built only now, as that may take time (`SearchProgress`).
         message = (
             f"the best fleet so far is {describe_fleet(fleet)}, {bill_fleet(fleet).usd_per_h:,.2f} USD/h"
         )
@@ -394,7 +394,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
         f"{show_digits(plan.usd_per_million_output_tokens, 3)} USD per million of output{nodes}"
     )
     for repeats in certificate.repeats:
-        if repeats.kept == repeats.runs or repeats.decision == "holds":  # Otherwise it is among the warnings.
+        if repeats.kept == repeats.runs or repeats.decision == "holds":  # The rest are warnings (draws.py).
             print_lines(fact_sentence(repeats))
     if explain:
         print_rows([{"what binds, and what limits cost": line} for line in words.binding_lines(plan)], "")
@@ -432,7 +432,7 @@ def _print_proof(plan: Plan) -> None:
         if alternative.fleet is not None and alternative.is_of_one_gpu_type:
             value += f": {describe_fleet(alternative.fleet)}"
         print_lines(f"  {alternative.label}: {value}")
-    for fact in certificate.assumptions:
+    for fact in certificate.assumptions:  # The report shows the others too.
         if isinstance(fact, UncheckedLeftOut):
             print_lines(fact_sentence(fact))
 

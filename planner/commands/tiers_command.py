@@ -75,7 +75,7 @@ def best_line(choices: TierStudy) -> str:
 
 
 def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
-    """A row of the printed table, by column."""
+    """A row of the printed table, by column. `agents` is None for traffic that is not of agents."""
     from planner.reports.words import describe_fleet
     from planner.studies.tier_study import show_sizes
 

@@ -92,7 +92,9 @@ class FamilyChoice:
 
 
 def default_families(shape: StepLatency | None = None) -> dict[str, Any]:
-    """Every family with its usual settings, simplest first; the roofline needs its `shape`."""
+    """Every family with its usual settings, simplest first. The roofline scales the terms of
+    `shape` (rooflines.py), and is left out without it.
+    """
     rooflines = {} if shape is None else {"roofline": RooflineSteps(shape)}
     return rooflines | {
         "preble": PrebleSteps(),
@@ -113,6 +115,7 @@ def choose_step_family(
 
     Raises InputError if no family can be fitted.
     """
+    # X (n, 5) has the columns of planner/models/latency.py, y (n,) seconds.
     X, y, operators = table.X, table.y, table.operators
     fold = folds_of_steps(X, folds, seed)
     candidates = default_families() if candidates is None else candidates
@@ -144,6 +147,7 @@ def choose_step_family(
             )
             refits[~is_fitted] = to_step_latency(fold_model, X[is_fitted])[0].steps_s(X[~is_fitted])
         errors = converted = errors_by_regime(X, y, refits)
+        # The form of "corrected", if it predicts better than the refit.
         for name, candidate in candidates.items():
             if isinstance(candidate, CorrectedSteps) and is_better(errors_by_family.get(name, {}), converted):
                 form = fit_candidate(candidate, X, y).form_
@@ -183,6 +187,7 @@ def cross_validated_s(
     for k in np.unique(fold):
         is_fitted = fold != k
         model = fit_candidate(candidate, X[is_fitted], y[is_fitted], _select_rows(operators, is_fitted))
+        # The fold may have the largest steps, which are beyond those of the others.
         predicted[~is_fitted] = model.set_params(beyond="extrapolate").predict(X[~is_fitted])
     return predicted
 

@@ -118,7 +118,7 @@ def configurations(
     least_kv_tokens: int = 1,
 ) -> list[Fleet]:
     """Every configuration that fits `total_gpus` GPUs, as a fleet of as many replicas as fit. Each replica's
-    memory holds the weights and a KV cache of at least `least_kv_tokens`.
+    memory holds the weights and a KV cache of at least `least_kv_tokens`, those of the longest request.
     """
     fleets = []
     for gpu in gpus:
@@ -194,7 +194,7 @@ def pareto_configurations(
     rows: Iterable[SearchedConfiguration], latency_index: int
 ) -> tuple[SearchedConfiguration, ...]:
     """The rows that no other beats in both requests per dollar and one of their latencies,
-    `values_s[latency_index]`; the most requests per dollar first.
+    `values_s[latency_index]`; the most requests per dollar first. Rows that serve no rate are left out.
     """
 
     def latency_s(row: SearchedConfiguration) -> float:
@@ -220,7 +220,9 @@ def search_makespans(fleets: Iterable[Fleet], requests: Trace) -> tuple[OfflineC
 
 
 def pareto_makespans(rows: Iterable[OfflineConfiguration]) -> tuple[OfflineConfiguration, ...]:
-    """The rows that no other beats in both makespan and bill, the shortest first."""
+    """The rows that no other beats in both makespan and bill, the shortest first. Infinite makespans are
+    left out.
+    """
     frontier: list[OfflineConfiguration] = []
     # The rows before are at least as fast, so a row must have a lower bill than they.
     for row in sorted(rows, key=lambda row: (row.makespan_s, row.usd)):

@@ -1,4 +1,7 @@
-"""Renders report.html: the first screen with the answer, why the plan is not cheaper, details."""
+"""Renders report.html: the first screen with the answer, why the plan is not cheaper, details.
+
+`numeric` are the columns of a table, from 0 on, that are aligned right (page.py).
+"""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -19,7 +22,8 @@ from planner.search.evidence.plan import Plan
 from planner.units import count_text, show_share
 
 LONGEST_OPEN_LIST = 8  # A list with more lines is folded; chosen by hand.
-# The command in the report that simulates the plan again.
+# Simulates the plan again. requests.csv has the plan's rate and window already: `--window whole` keeps the
+# traffic section of a slo.yaml from being applied to it once more.
 CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
 
@@ -129,7 +133,7 @@ def _running_section(plan: Plan) -> str:
 
 
 def _prefixes_section(plan: Plan) -> str:
-    """The prefixes that each pool keeps."""
+    """The prefixes that each pool keeps, and how the router keeps pinned ones in vLLM's caches."""
     prefix_table = table_html(
         *rows.prefix_rows(plan), caption="Prefixes kept by each pool", numeric=range(1, 7)
     )
@@ -153,11 +157,11 @@ def _why_not_cheaper(plan: Plan) -> str:
 
 
 def _proof_section(plan: Plan) -> str:
-    """What was proved, over which fleets, and which kinds of fleet were ruled out."""
+    """What was proved, over which fleets, and which kinds of fleet were ruled out (`refuted`)."""
     certificate = plan.certificate
     neighbours = table_html(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
     ruled_out = [(each.label, fact_sentence(each.because)) for each in certificate.refuted]
-    # Proofs are about the fleet on paper; without answers this is the plan's fleet.
+    # Proofs are about the fleet on paper. A plan without the three answers is that fleet.
     of_paper = " of the fleet on paper" if certificate.answers else ""
     ruled_out_table = table_html(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
     return (
@@ -181,7 +185,7 @@ def _fleets_searched(lines: Sequence[str]) -> str:
 
 
 def _folded_block(summary: str, body: str) -> str:
-    """A block that opens on a click. Printed pages show only its summary, which names the complete file."""
+    """A block that opens on a click. A printed page shows only the summary, which names certificate.json."""
     return f"<details><summary>{escape(summary)}, as in certificate.json</summary>{body}</details>"
 
 

@@ -1,8 +1,8 @@
 """`plan validate`: starts the plan's engines, sends them traffic, and compares prediction and measurement.
 
 While it runs, the output folder gets journal.jsonl (what was sent and what came back) and engines/ (logs and
-step logs). At the end it gets validation.json, requests.csv and report.html. If steps were logged, it also
-gets corrected.yaml and catalog/, whose step times are corrected by the logged ones. An interrupted run is
+step logs). At the end it gets validation.json, requests.csv and report.html; and, if the engines logged
+their steps, corrected.yaml and catalog/, with step times corrected by the logs. An interrupted run is
 continued with the missing requests; a complete run is compared again without starting an engine.
 
 `plan run` starts the same engines and router, and leaves the traffic to others (`serve`). The module
@@ -63,7 +63,7 @@ WARM_UP_TOKENS = 8  # Output tokens of such a request: some decodes after the pr
 MOST_ERROR_TEXT = 300  # Characters of an engine's answer that an error message repeats.
 LOG_BYTES = 64 * 2**20  # The limit of a served engine's log, and of its step log. Set by hand.
 METRICS_TIMEOUT_S = 10.0  # An engine that does not answer in this time has no counters.
-# The policies of a plan that our router and engines follow. They have the defaults of all other policies.
+# Our router and engines follow these policies of a plan, and the defaults of all others.
 FOLLOWED = ("routing", "decode_routing", "queue", "prefix_cache")
 # A row of an engine's /metrics: the name without "vllm:", the labels, and the value.
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
@@ -87,8 +87,8 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
 
     Returns the fleet, the requests that the simulator sends to these workers, and a sentence on what is left
     out. The prefill and the decode worker serve the same requests: those of the worker that has fewer in the
-    simulation, so the other one carries less than in the plan. All requests of a
-    session are taken, or none (`_whole_sessions`).
+    simulation, so the other one carries less than in the plan. All requests of a session are taken, or none
+    (`_whole_sessions`).
     """
     pools = fleet.running_pools
     simulation = simulate(fleet, trace)
@@ -167,7 +167,7 @@ def _validate(
             measuring = _measure_engines(setup, out, journal, missing, progress)
         else:
             measuring = remote_validation.measure_endpoint(setup, journal, missing, progress)
-        with suppress(asyncio.CancelledError):  # A signal; the journal says below what is missing.
+        with suppress(asyncio.CancelledError):  # By a signal. What is missing is read below.
             asyncio.run(until_signalled(measuring))
         unfinished = len(journal.read().missing(setup.trace))
         if unfinished and not _is_complete(setup, journal):
@@ -228,7 +228,7 @@ async def _measure_engines(
             setup.fleet,
             # The simulated router has no limit on requests in flight, so this one has none either.
             RouterSettings(max_in_flight=10**9, longest_tokens=setup.max_model_len),
-            # What policies know of lengths beforehand is the same as in the simulation (`LiveFleet`).
+            # What policies know of lengths beforehand is as in the simulation (`LiveFleet`, live_routing.py).
             lengths=(float(setup.trace.input_tokens.mean()), float(setup.trace.output_tokens.mean())),
             history=(setup.trace.input_tokens, setup.trace.output_tokens),
             warm_up=_pinned_prompts(setup),
@@ -264,7 +264,7 @@ async def _measure_engines(
                     "spare_cores": None if gpu_count else len(os.sched_getaffinity(0)) - ranks,
                     "engines": [],
                 }
-                # After a second signal the record is still written, without the counters.
+                # The first signal ended the replay. A second one only takes the counters from the record.
                 with suppress(asyncio.CancelledError):
                     record["engines"] = traffic_counters(
                         counters_before, await scrape_counters(client, group)
@@ -303,7 +303,7 @@ def engine_commands(setup: ValidationSetup, out: Path) -> tuple[Commands, int | 
     if not is_installed():
         raise InputError(f"validation needs vLLM: {INSTALL}; or rehearse without it: --engine rehearsal")
     model = setup.fleet.llm.name
-    if setup.config is not None:
+    if setup.config is not None:  # A config.json given in place of the LLM's own.
         model = model_folder(setup.config, out / "engines")
     elif not setup.real_weights and Path(model).exists():
         # vLLM makes dummy weights, and gets a folder with config and tokenizer alone.
@@ -382,7 +382,7 @@ async def _engine_counters(client: aiohttp.ClientSession, worker: LiveWorker) ->
             counters["transferred_tokens"] = float(value)
         elif name in _COPIED:
             counters[name.removesuffix("_total")] = float(value)
-        elif name == "nixl_bytes_transferred_sum":
+        elif name == "nixl_bytes_transferred_sum":  # NIXL carries KV from worker to worker.
             counters["transferred_bytes"] = float(value)
     return counters
 
@@ -411,7 +411,10 @@ async def serve(
     say: Callable[[str], None],
     warm_up: Sequence[WarmPrompt] = (),
 ) -> None:
-    """Run the plan's engines behind its router until the router has drained, or until cancelled."""
+    """Run the plan's engines behind its router until the router has drained, or until cancelled.
+
+    After SIGTERM the requests in flight have `drain_s` to end.
+    """
     commands, gpu_count = engine_commands(setup, out)
     places = place_workers(setup.fleet, out / "engines", gpu_count, log_bytes=LOG_BYTES)
     say(f"starting {len(places)} engines; their logs are in {out / 'engines'}")

@@ -6,9 +6,10 @@ decode of a lane. All decodes of a lane advance by a step together, so a slot ha
 which its request ends (`finish_step`), and its KV tokens are `context_offset` plus the lane's steps.
 
 Rows of `state.workers` are ranks: a worker with data-parallel ranks has several. Letters: w a rank, l a lane,
-r a request, c its tokens in the KV cache, s the decode steps of a lane. Functions under @kernel_jit are
-compiled; where_has(field, f) and where_rare(f) put f in their place in the compiled form for fleets that do
-not need them (numba_compile.py).
+r a request, c its tokens in the KV cache, s the decode steps of a lane. `kind` is the worker's row of TYPE. A
+run: equal steps of a lane that follow each other (layout.py). Functions under @kernel_jit are compiled;
+where_has(field, f) and where_rare(f) put f in their place in the compiled form for fleets that do not need
+them (numba_compile.py).
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def steps_with_blocks(lane, free):
         steps += 1
 
 
+# `weight` is a row of TYPE.routing_weight (layout.py).
 @small_jit
 def _routing_score(weight, worker):
     return (
@@ -288,7 +290,9 @@ def cached_on_arrival(request):
 
 @small_jit
 def request_blocks(state, w, tokens):
-    """KV blocks that a request with `tokens` in the cache takes on worker w."""
+    """KV blocks that a request with `tokens` in the cache takes on worker w: those that it reserved at once,
+    where engines reserve, or those of its tokens.
+    """
     reserved = state.types[state.workers[w].type].reserved_blocks
     return reserved if reserved > 0 else blocks_of(tokens)
 
@@ -300,6 +304,7 @@ def extra_blocks(kind, first, last):
     """
     if kind.window_ratio == 0.0:
         return kind.constant_blocks
+    # The mean of min(k, window_blocks) over k from `first` to `last`.
     mean_blocks = float(kind.window_blocks)
     if first < kind.window_blocks:
         full = min(last, kind.window_blocks)
@@ -406,9 +411,10 @@ def priority_of(state, w, r):
         return request.arrival_s
     if kind.queue_order == EDF:
         return request.arrival_s + _due_s(state, r)
-    if kind.queue_order > EDF:
+    if kind.queue_order > EDF:  # Of these orders only dlpm-turns has such a number.
         return _place_in_turns(state, r)
     tokens = _ranked_tokens(kind, request)
+    # A prompt may be overtaken only by those that arrive within its window (TYPE.queue_window_s).
     if kind.queue_window_s < np.inf:
         return request.arrival_s + kind.queue_window_s * tokens / kind.queue_longest_tokens
     return tokens
@@ -577,7 +583,7 @@ def _preempt_request(state, w, r, tokens, cached, recomputed):
     worker.running -= 1
     request.computed_tokens = 0
     if len(state.parts) > 0:
-        record_part(state, r, ZERO, ZERO)  # The parts of its prompt begin anew.
+        record_part(state, r, ZERO, ZERO)  # Marks the preemption (PART in layout.py).
     # A finished request may be preempted too: its engine has not seen its last token yet (LEAVING).
     if request.status == UNFINISHED:
         add_load(state, w, float(recomputed), 0.0, 0.0)
@@ -589,7 +595,7 @@ def cached_tokens(state, l, slot):
     """Tokens of a running decode whose full blocks are in the prefix cache.
 
     An asynchronous engine has not cached the token of the step under way, unless the request's prompt ended
-    in that step or no step was under way.
+    in that step or no step was under way (`formed_s` is infinite).
     """
     c = state.slots[l, slot].context_offset + state.lanes[l].decode_step
     worker = state.workers[state.lanes[l].worker]
@@ -689,7 +695,7 @@ def latest_in(state, w, list_number):
 
 @kernel_jit
 def steps_done(lane, time_s):
-    """Steps of the current run of a lane that have ended before `time_s`."""
+    """Steps of the current run of a lane that have ended before `time_s`, never the run's last one."""
     if lane.run_steps <= 1:
         return ZERO
     # Strictly before `time_s`: the step that reaches it is not over.

@@ -12,7 +12,8 @@ from planner.simulator.elastic import MetricsReading
 
 
 class Timetable:
-    """From `times_s[i]` on, `sizes[i]` (P,) workers are ready; before the first time, those of time zero.
+    """From `times_s[i]` on, `sizes[i]` (P,) workers of P pools are ready; before the first time, those of
+    `start`.
 
     With target(v) the sizes of the timetable, the controller wants at time u
 
@@ -24,15 +25,16 @@ class Timetable:
     `start_s` start at time zero, and are late.
     """
 
+    # Fields of a `TimedController` (elastic.py):
     every_s = math.inf  # Decisions are at the times that `next_s` names.
-    lag_s = 0.0  # Readings do not matter.
+    lag_s = 0.0  # Of a reading only the time matters.
 
     def __init__(
         self, times_s: Sequence[float], sizes: Sequence[Sequence[int]], start_s: Sequence[float]
     ) -> None:
         """`times_s` (T,) in rising order, `sizes` (T, P) and the start-up times `start_s` (P,) of the pools.
 
-        Raises InputError otherwise.
+        Raises InputError for times below 0 or that do not rise, and for other lengths.
         """
         if not len(times_s) or len(times_s) != len(sizes):
             raise InputError(
@@ -45,7 +47,7 @@ class Timetable:
         self.times_s = [float(time_s) for time_s in times_s]
         self.targets = [tuple(int(size) for size in row) for row in sizes]
         self.start_s = [float(lead_s) for lead_s in start_s]
-        # Sizes may change when a worker must be ready, or must start to be so.
+        # Sizes may change when a worker must be ready, or a start-up before.
         change_times_s = {time_s - lead_s for time_s in self.times_s for lead_s in (0.0, *self.start_s)}
         self._changes_s = sorted(time_s for time_s in change_times_s if time_s > 0)
         self._at_first: tuple[int, ...] = ()

@@ -46,8 +46,8 @@ from planner.units import DAY_S
 # The most requests of one description, and the most block ids of all its prompts together.
 MOST_DRAWN = 20_000_000
 MOST_IDS = 20_000_000
-# If a description gives no burstiness, we assume that a client's rate, relative to its mean, has the variance
-# CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S; both are set by hand.
+# A client's rate, relative to its mean, has the variance CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S;
+# both are set by hand. If burstiness is given, these rates only decide which client sends a request.
 CLIENT_RATE_VAR = 0.25
 CLIENT_RATE_S = (60.0, 600.0)
 # Time is cut into cells in which a rate is constant. The rates of clients have at most CLIENT_CELLS cells,
@@ -201,6 +201,7 @@ class Description:
 
     def expected_requests(self, edges_s: FloatArray) -> FloatArray:
         """Expected requests between neighbouring `edges_s`, times since the start of what is drawn."""
+        # The edges of the curve's intervals, and the requests expected until each edge.
         within_s = self.every_s * np.arange(len(self.rate_rps) + 1)
         requests = np.concatenate(([0.0], np.cumsum(self.rate_rps))) * self.every_s * self.growth
         laps, rest_s = np.divmod(edges_s + self.from_s(), within_s[-1])
@@ -339,7 +340,7 @@ def _draw_clients(description: Description, seed: int) -> Trace:
     added, outputs = _draw_lengths(description, shares, client, at_s, rng)
     prefix = _draw_prefixes(description.prefixes, session, rng)
     shared = 0 if description.prefixes is None else description.prefixes.tokens
-    inputs = added
+    inputs = added  # Without sessions these are the whole prompts.
     warnings: tuple[str, ...] = ()
     if description.sessions is None and description.most_tokens:
         inputs, outputs, warnings = _cut_to_fit(inputs, outputs, description.most_tokens)
@@ -424,7 +425,7 @@ def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[
     has_known_bursts = description.gap_cv is not None or bool(description.fano)
     coarse_cells = _cell_count(length_s, CLIENT_CELL_S, CLIENT_CELLS)
     coarse_s = np.linspace(-warm_s, description.duration_s, coarse_cells + 1)
-    shares = _client_rates(description, coarse_s, rng)
+    shares = _client_rates(description, coarse_s, rng)  # (clients, cells)
     if not has_known_bursts:  # Each client has arrivals of its own.
         expected = description.expected_requests(coarse_s) / per_start
         expected = expected * _curve_corrections(shares.sum(axis=0), expected, description, coarse_s)
@@ -472,6 +473,7 @@ def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.
     rates = np.repeat(clients.rate_shares()[:, None], len(edges_s) - 1, axis=1)
     for scale_s in CLIENT_RATE_S:
         blocks = math.ceil((edges_s[-1] - edges_s[0]) / scale_s) + 1  # One more, as the phase is random.
+        # With mean 1, as in `_gamma_factors`.
         values = rng.gamma(1 / CLIENT_RATE_VAR, CLIENT_RATE_VAR, (clients.count, blocks))
         phase_s = rng.uniform(0.0, scale_s, clients.count)
         middle_s = (edges_s[1:] + edges_s[:-1]) / 2 - edges_s[0]
@@ -563,7 +565,9 @@ def time_scales(description: Description) -> list[tuple[float, float]]:
     rates = np.array(description.rate_rps) * description.growth
     return _fit_scales(
         description.fano,
-        float((rates**2).sum() / rates.sum()),  # Intervals with more requests vary more.
+        # Over the windows of all intervals both the variance and the mean of counts are sums, so this is the
+        # rate in F(T).
+        float((rates**2).sum() / rates.sum()),
         1.0 if description.gap_cv is None else description.gap_cv**2,
         description.every_s if description.is_curve else description.duration_s,
     )
@@ -739,6 +743,7 @@ def _draw_lengths(
         # `joint` is Spearman's rank correlation; two normal scores have it at this correlation of Pearson.
         pearson = 2 * math.sin(math.pi * description.joint / 6)
         second = pearson * first + math.sqrt(1 - pearson**2) * second
+    # With clients that are alike and no drift, scores are standard normal already.
     return tuple(
         lengths.of_scores(_to_normal(scores) if frac or any(description.drift) else scores)
         for lengths, scores in ((description.input, first), (description.output, second))

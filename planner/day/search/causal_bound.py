@@ -103,10 +103,13 @@ class CausalBound:
         return [range(v, min(v + block_windows, count)) for v in range(0, max(count, 1), block_windows)]
 
     def _lines_of_histories(self, group: Sequence[range]) -> list[list[tuple[float, float]]]:
-        """The convex lower line of (USD, windows missed) of each history s; blocks are drawn from `group`."""
+        """The line of each history s: the lower hull of (USD, windows missed) over all sizes.
+
+        Blocks are drawn from `group`.
+        """
         group_needs = self.needs[group[0].start : group[-1].stop]
         kinds, kind_of_window = np.unique(group_needs, axis=0, return_inverse=True)
-        kind_of_window = kind_of_window.reshape(-1)
+        kind_of_window = kind_of_window.reshape(-1)  # NumPy 2.0.0 gives it two axes.
         # (blocks, kinds): q_je of the docstring.
         counts = [
             np.bincount(kind_of_window[np.array(block) - group[0].start], minlength=len(kinds))
@@ -125,7 +128,7 @@ class CausalBound:
             kth_windows = [block.start + k for block in group if len(block) > k]
             hours = float(self.lengths_s[kth_windows].sum()) / HOUR_S
             following: dict[tuple[int, ...], Floats] = {}
-            for history, probability in histories.items():
+            for history, probability in histories.items():  # `probability @ q`: of s, and then of each kind.
                 usd = prices_usd_per_h * probability.sum() * hours
                 missed = misses @ (probability @ q) * len(kth_windows)
                 lines.append(_lower_hull(list(zip(usd.tolist(), missed.tolist(), strict=True))))
@@ -136,7 +139,7 @@ class CausalBound:
         return lines
 
     def _cheapest_line(self, block: range) -> list[tuple[float, float]]:
-        """The convex lower line of (USD, windows missed) over all sizes of a block, the cheapest first."""
+        """The line of a block: the lower hull of (USD, windows missed) over all sizes."""
         needs, lengths_s = self.needs[block.start : block.stop], self.lengths_s[block.start : block.stop]
         choices = [sorted({least, *needs[:, c].tolist()}) for c, least in enumerate(self.least)]
         points = []
