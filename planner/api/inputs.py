@@ -268,10 +268,7 @@ def limits_and_rate(
             f"{question.path}: `{command}` needs limits in seconds, found the relative preset "
             f"{task.preset!r}; a plan.yaml made with it has them, under slo:"
         )
-    described = task.described
-    has_no_rate = described is not None and not (
-        described.agents or described.by_tenant or "rate" in question.document["traffic"]
-    )
+    has_no_rate = task.described is not None and task.described.is_rate_assumed
     # The command `goodput` looks for a rate by itself, so it needs none.
     if has_no_rate and rate_request is None and command != "goodput":
         raise InputError(

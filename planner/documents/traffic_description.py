@@ -168,7 +168,8 @@ def parse_description(
     # `traffic` has the keys of slo.yaml alone, `section` also those of the named task.
     section = Section({**task_values, **traffic.values}, traffic.where)
     has_agents = is_of_agents(traffic.values, task_values)
-    if "rate" not in traffic and not has_agents:
+    is_rate_assumed = "rate" not in traffic and not has_agents
+    if is_rate_assumed:
         section = _with_drawn_rate(section, is_rate_sought=is_rate_sought)
     lengths = []
     # Sentences on what was assumed; `_parse_lengths` adds some.
@@ -199,6 +200,7 @@ def parse_description(
     description = Description(
         rate_rps=rate_rps,
         duration_s=_duration_s(section, rate_rps, every_s, agent_task_s),
+        is_rate_assumed=is_rate_assumed,
         has_usual_duration=is_rate_sought and not (has_agents or rate_rps[1:] or "duration" in section),
         input=input_lengths,
         output=output_lengths,

@@ -156,6 +156,11 @@ def prices_by_level(day: DayTerms, c: int) -> Floats:
     return np.minimum.accumulate(usd_per_h[::-1])[::-1]
 
 
+def usd_per_h_by_level(day: DayTerms, c: int) -> Floats:
+    """p_ck [USD/h] of the levels of pool `c`, k from 0 on."""
+    return np.diff(prices_by_level(day, c), prepend=0.0)
+
+
 def usd_by_unit(day: DayTerms, c: int) -> tuple[Floats, Floats]:
     """What the k-th worker of pool `c` pays for each unit of its life [USD], and in addition for each hour of
     its life [USD/h]; k from 0 on.
@@ -169,7 +174,7 @@ def usd_by_unit(day: DayTerms, c: int) -> tuple[Floats, Floats]:
     node, pools = day.pools_by_node_kind()[pool.node.kind]
     more_usd_per_h = float(day.prices()[c]) - pool.gpus * node.idle_usd_per_h
     if pools != [c] or more_usd_per_h < 0:
-        return usd_per_h, np.diff(prices_by_level(day, c), prepend=0.0)
+        return usd_per_h, usd_per_h_by_level(day, c)
     nodes = np.asarray(fewest_nodes(node.gpus, [(pool.gpus, counts.astype(float))]))
     node_usd = node.gpus * node.idle_usd_per_h * day.unit_s / HOUR_S
     return np.diff(nodes, prepend=0.0) * node_usd, np.where(counts > 0, more_usd_per_h, 0.0)
@@ -181,7 +186,7 @@ def usd_by_level(day: DayTerms, c: int) -> tuple[Floats, Floats]:
     """
     if day.is_by_unit:
         return usd_by_unit(day, c)
-    usd_per_h = np.diff(prices_by_level(day, c), prepend=0.0)
+    usd_per_h = usd_per_h_by_level(day, c)
     return np.zeros_like(usd_per_h), usd_per_h
 
 
@@ -194,6 +199,11 @@ def priced_sizes(day: DayTerms, c: int) -> list[int]:
     pool, (unit_usd, hour_usd) = day.pools[c], usd_by_level(day, c)
     is_priced = (unit_usd + hour_usd)[pool.least + 1 :] > LEAST_PRICE_USD
     return [*(np.flatnonzero(is_priced) + pool.least).tolist(), pool.most]
+
+
+def priced_sizes_by_pool(day: DayTerms) -> list[list[int]]:
+    """The `priced_sizes` of each pool."""
+    return [priced_sizes(day, c) for c in range(len(day.pools))]
 
 
 def cheapest_levels(
@@ -343,7 +353,7 @@ def _priced_needs(day: DayTerms, cuts: Sequence[Needs]) -> list[Needs]:
     A level that costs nothing is up whenever the one below it is, so a need on it becomes one on the next
     level below that costs something. Where there is none above the pool's least, the need is always met.
     """
-    sizes = [priced_sizes(day, c) for c in range(len(day.pools))]
+    sizes = priced_sizes_by_pool(day)
     priced: list[Needs] = []
     for cut in cuts:
         counts = [bisect.bisect(sizes[c], n) for _, _, c, n in cut]

@@ -138,6 +138,7 @@ class Description:
 
     `name` is the trace's name, `basis` the assumptions that its notes list.
 
+    `is_rate_assumed`: the question names no rate, as the objective throughput looks for it.
     `has_usual_duration`: at another rate the duration is the usual one of that rate (usual_duration_s). This
     is set with objective throughput if the question names no duration.
 
@@ -164,6 +165,7 @@ class Description:
     agents: Agents | None = None  # In place of arrivals at a rate; `input` is then what a turn adds.
     tenants: int = 1
     by_tenant: tuple[tuple[str, Description], ...] = ()
+    is_rate_assumed: bool = False
     has_usual_duration: bool = False
     most_tokens: int = 0  # A prompt and its answer are cut to this many tokens together; 0: no limit.
     name: str = "described traffic"

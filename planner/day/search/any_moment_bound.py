@@ -36,7 +36,7 @@ from planner.solvers.any_moment import (
     Need,
     Needs,
     cheapest_levels,
-    priced_sizes,
+    priced_sizes_by_pool,
     shortest_needs,
 )
 from planner.solvers.pool_sizes import Cut
@@ -89,7 +89,7 @@ class _Slices:
         window_s = float(np.diff(runs.window_edges_s).max())
         self.lag_s, self.exact_s = LAG_FRAC * window_s, EXACT_FRAC * window_s
         # The sizes of each pool that differ in price, in order, its most at the end.
-        self.sizes = [priced_sizes(runs.terms, c) for c in range(len(runs.terms.pools))]
+        self.sizes = priced_sizes_by_pool(runs.terms)
 
     @property
     def is_used_up(self) -> bool:

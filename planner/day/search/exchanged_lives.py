@@ -88,7 +88,7 @@ class _Exchange:
     def _one_more(self, lives: Lives, c: int, part: Life) -> Lives | None:
         """The lives with one worker more of pool `c` in this part of the day; None if it has the most."""
         begin_s, end_s = part
-        for k in (size + 1 for size in self.search.sizes[c][:-1]):
+        for k in self.search.levels[c]:
             own = lives.get((c, k), [])
             if all(last_s <= begin_s or first_s >= end_s for first_s, last_s in own):
                 return lives | {(c, k): [*own, part]}

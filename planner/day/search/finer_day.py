@@ -30,7 +30,7 @@ import numpy.typing as npt
 from planner.day.search.day_runs import SLICE_WORK, DayRun, DayRuns
 from planner.search.oracle.work_clock import is_over
 from planner.simulator.slo_verdict import attained_in_windows, in_windows
-from planner.solvers.any_moment import LevelStretches, priced_sizes, prices_by_level
+from planner.solvers.any_moment import LevelStretches, priced_sizes_by_pool, usd_per_h_by_level
 from planner.solvers.pool_sizes import billed_usd
 from planner.units import HOUR_S
 
@@ -130,9 +130,11 @@ class LifeSearch:
         self.most_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
         self.work_left = self.most_work
         self.progress, self.reported_frac = progress, 0.0
+        self.sizes = priced_sizes_by_pool(runs.terms)
+        # The workers k of each pool that may have lives.
+        self.levels = [[size + 1 for size in sizes[:-1]] for sizes in self.sizes]
         pools = range(len(runs.terms.pools))
-        self.sizes = [priced_sizes(runs.terms, c) for c in pools]
-        self.usd_per_h = [np.diff(prices_by_level(runs.terms, c), prepend=0.0).tolist() for c in pools]
+        self.usd_per_h = [usd_per_h_by_level(runs.terms, c).tolist() for c in pools]
         # A cache of `excess` by window, times and workers of the slice: many slices recur.
         self._excesses: dict[tuple[int, bytes, bytes], float] = {}
 
@@ -156,10 +158,10 @@ class LifeSearch:
         nothing more.
         """
         lives = Lives()
-        for c, sizes in enumerate(self.sizes):
-            for size in sizes[:-1]:
-                steps = np.flatnonzero(workers[:, c] > size).tolist()
-                lives[c, size + 1] = [(edges_s[t], edges_s[t + 1]) for t in steps]
+        for c, levels in enumerate(self.levels):
+            for k in levels:
+                steps = np.flatnonzero(workers[:, c] >= k).tolist()
+                lives[c, k] = [(edges_s[t], edges_s[t + 1]) for t in steps]
         return self.joined(lives)
 
     def joined(self, lives: Lives) -> Lives:
@@ -359,8 +361,8 @@ class LifeSearch:
                         yield self.replace_life(lives, key, i, [(max(begin_s - by_s, 0.0), until_s)])
                     if near_s[0] < until_s < near_s[1]:
                         yield self.replace_life(lives, key, i, [(begin_s, until_s + by_s)])
-        for c, sizes in enumerate(self.sizes):
-            for k in (size + 1 for size in sizes[:-1]):
+        for c, levels in enumerate(self.levels):
+            for k in levels:
                 own = lives.get((c, k), [])
                 for at_s in np.arange(start_s, end_s, new_s).tolist():
                     if not any(begin_s <= at_s < until_s for begin_s, until_s in own):
@@ -374,8 +376,8 @@ class LifeSearch:
         start_s, end_s = self.window_edges_s[window : window + 2]
         life = (max(start_s - NEW_LIFE_FRAC * self.window_s, 0.0), end_s)
         more = dict(lives)
-        for c, sizes in enumerate(self.sizes):
-            for k in (size + 1 for size in sizes[:-1]):
+        for c, levels in enumerate(self.levels):
+            for k in levels:
                 if not any(first <= life[0] and last >= end_s for first, last in lives.get((c, k), [])):
                     more[c, k] = [*lives.get((c, k), []), life]
                     break
