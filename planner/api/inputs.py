@@ -20,6 +20,7 @@ from planner.documents.fleet_in_question import complete_fleet
 from planner.documents.log_columns import KEYS as LOG_OPTION_KEYS
 from planner.documents.log_columns import log_options_of, parse_log_options
 from planner.documents.slo import parse_slo
+from planner.documents.task import PlanQuestion
 from planner.domain import MOST_SEED, Slo
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 KeysAndValues: TypeAlias = Mapping[str, Any]
 TraceLike: TypeAlias = "Trace | pd.DataFrame | str | Path"
 FleetLike: TypeAlias = "Fleet | PlanResult | KeysAndValues | str | Path"
+# `plan check` draws described traffic of at most so many requests, in a second or two.
+MOST_CHECKED_REQUESTS = 200_000
+
 SloLike: TypeAlias = "Slo | TaskDocument | KeysAndValues | str | Path | None"
 TrafficLike: TypeAlias = "RateRequest | KeysAndValues | None"
 
@@ -207,12 +211,25 @@ def check_file(path: str | Path, catalog: CatalogLike = None) -> list[str]:
         return fleet_file_doubts(file, fleets.read_fleet(file, catalog_rows))
     question = read_task(file, catalog_rows)
     if not question.has_several_llms:
-        return list(question.task().doubts)
+        return _question_doubts(question.task(), catalog_rows)
     llms_by_doubt: dict[str, list[str]] = {}
     for llm, question_of_llm in question.of_each_llm().items():
-        for doubt in question_of_llm.task().doubts:
+        for doubt in _question_doubts(question_of_llm.task(), catalog_rows):
             llms_by_doubt.setdefault(doubt, []).append(llm)
     return [f"{', '.join(llms)}: {doubt}" for doubt, llms in llms_by_doubt.items()]
+
+
+def _question_doubts(task: PlanQuestion, catalog: Catalog) -> list[str]:
+    """What is doubtful in the question of one LLM. Raises InputError if its described traffic is too long for
+    the LLM, where so little is described that it is soon drawn.
+    """
+    from planner.search.problem.build_problem import check_described_lengths  # Slow to import.
+
+    described = task.described
+    if described is not None and described.mean_rps * described.duration_s <= MOST_CHECKED_REQUESTS:
+        requests = draw_requests(described, seed=0)
+        check_described_lengths(described, requests, catalog.served_llm(task.llm))
+    return list(task.doubts)
 
 
 def plan_file(path: str | Path) -> Path:

@@ -237,3 +237,14 @@ def test_doubts_of_several_llms_name_them(catalog: Catalog, tmp_path: Path) -> N
     file.write_text(f"llms: {{chat: {entry}, code: {entry}}}\n{fleet}\n")
     (doubt,) = check_file(file, catalog)
     assert doubt.startswith("chat, code: fleet: prices: h100-80g costs 20 USD/h")
+
+
+def test_described_traffic_too_long_for_the_llm_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+    """`plan check` called a question right that `plan` refuses."""
+    file = tmp_path / "slo.yaml"
+    traffic = "{rate: 2/s, duration: 10 min, input: {mean: 9000, p95: 30000}, output: 300}"
+    file.write_text(
+        f"llm: phi-4\nslo: {{ttft: {{p90: 2 s}}}}\ntraffic: {traffic}\nfleet: {{gpus: [h100-80g]}}\n"
+    )
+    with pytest.raises(InputError, match="of its requests have more than the 16384 tokens"):
+        check_file(file, catalog)

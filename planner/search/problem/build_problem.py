@@ -30,6 +30,7 @@ from planner.simulator.initial_state import check_images
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import compute_slo_work
 from planner.traffic.classes import check_judged_classes
+from planner.traffic.described import Description
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
 from planner.units import show_beside
@@ -74,8 +75,13 @@ def _longest_tokens(name: str, traces: Sequence[Trace], llm: Llm) -> int:
     return longest
 
 
-def _check_cut(requests: Trace, llm: Llm) -> None:
-    """Raise InputError where too many described requests were cut to what the LLM accepts."""
+def check_described_lengths(description: Description, requests: Trace, llm: Llm) -> None:
+    """Raise InputError where too many described requests were cut to what the LLM accepts.
+
+    The turns of agents are not looked at: a task of theirs begins anew before its context is full.
+    """
+    if description.agents is not None:
+        return
     cut_frac = float((requests.input_tokens + requests.output_tokens >= llm.context_tokens).mean())
     if cut_frac > MOST_CUT_FRAC:
         raise InputError(
@@ -106,8 +112,8 @@ def build_problem(
     conditions, request = conditions or Conditions(), request or TrafficRequest.of(trace, task, seed=seed)
     requests, draws = request.requests, request.further
     longest = _longest_tokens(trace.name, (requests, *draws), llm)
-    if task.described is not None and task.described.agents is None:
-        _check_cut(requests, llm)
+    if task.described is not None:
+        check_described_lengths(task.described, requests, llm)
     gpus = _by_hardware(task.priced_gpus(catalog))
     types, left_out = _list_worker_types(task, llm, gpus, catalog, longest)
     _check_tenants(task, requests)
