@@ -214,6 +214,21 @@ def test_nothing_below_a_value_is_said_to_be_nothing() -> None:
     assert cheapest_designs(llms, (), below_value=17.0).value == 16.0
 
 
+def test_of_almost_free_gpus_without_a_limit_no_more_are_simulated_than_where_a_search_gives_up() -> None:
+    """Owned GPUs weigh 1e-5 USD/h, so 594,003 of them are cheaper than the incumbent of 5.94 USD/h. A pair
+    with that many workers took 2.57 TiB.
+    """
+    rented, owned = an_option("mixed", "a", 5.94), an_option("mixed", "b", 1e-5)
+    prefill, decode = an_option("prefill", "b", 1e-5), an_option("decode", "b", 1e-5)
+    truths = [Truth((rented,), ((1,),), []), Truth((owned,), (), []), Truth((prefill, decode), (), [])]
+    pools = [[a_pool(option, 1) for option in truth.options] for truth in truths]
+    designs = [a_design(truth, *each) for truth, each in zip(truths, pools, strict=True)]
+    found = cheapest_designs([designs], [SharedLimit(None, 1.0, lambda option: option.type.gpu.name == "a")])
+    assert found.is_exact and found.value == pytest.approx(5.94)
+    most = pools[1][0].bounded.too_many
+    assert max(max(vector) for truth in truths for vector in truth.asked) <= most
+
+
 def test_stopped_by_the_clock_it_claims_no_more_than_it_knows() -> None:
     """Stopped before the first simulation: least counts 1 and 1 of 4 USD/h bound it by 8, no fleet is known.
     Once 3 workers of each are known to hold and 1 to fail, the bound is 16 and the best 24."""

@@ -69,6 +69,49 @@ def test_a_limit_on_cost_is_of_the_bill() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("objective", ["gpus", "power"])
+def test_a_limit_on_cost_is_of_the_bill_whatever_the_objective(objective: str) -> None:
+    """The plan of the fewest GPUs, or of the least power, paid a whole node of H100: 23.92 for 20."""
+    with pytest.raises(InfeasibleError, match=r"Raise cost from 20 to 23\.92 USD/h"):
+        plan_together(question(objective=objective, limits={"cost": "20 usd/h"}), CATALOG)
+    gpus = {"a100-80g": 16, "h100-80g": 16}
+    fleet = {
+        "gpus": gpus,
+        "max_num_batched_tokens": 2048,
+        "sold_as": {"a100-80g": "gpu", "h100-80g": "node"},
+        "prices": {"a100-80g": "1 usd/h"},
+    }
+    limits = {"cost": "20 usd/h"}
+    shared = plan_together(question(objective=objective, limits=limits, fleet=fleet), CATALOG)
+    assert {pool.type.gpu.name for pool in shared.as_one_fleet.pools} == {"a100-80g"}
+    assert shared.bill.usd_per_h <= 20 and not shared.is_exact and shared.bound <= shared.value
+
+
+def test_llms_on_nodes_of_their_own_do_not_fit_a_limit_of_shared_nodes() -> None:
+    """Three LLMs of a GPU each share a node of four, 12 USD/h. On nodes of their own they would pay 36: they
+    were taken to fit 20 USD/h together, and production failed an assertion. Each may lose a worker for one
+    GPU more: the first still fits the node, the others would need another, 24 USD/h.
+    """
+    node = replace(CATALOG.gpus["h100-80g"], gpus_per_node=4, price_usd_per_h=3.0)
+    catalog = replace(CATALOG, gpus=dict(CATALOG.gpus) | {"h100-80g": node})
+    catalog._fits.update(CATALOG._fits)
+    document = {
+        "llm": "meta-llama/Llama-3.1-8B",
+        "slo": {"ttft": {"p90": "2 s"}},
+        "fleet": {"gpus": {"h100-80g": 16}, "max_num_batched_tokens": 1024, "max_num_seqs": 16},
+        "limits": {"cost": "20 usd/h"},
+    }
+    parts = [
+        LlmQuestion(f"llm-{k}", parse_task(document, catalog), traffic(k, requests=80, rate_rps=5.0))
+        for k in range(3)
+    ]
+    shared = plan_together(SeveralLlmsQuestion(tuple(parts), (), ()), catalog)
+    assert shared.bill.usd_per_h == pytest.approx(12.0)
+    paid = {total.name: (total.paid_usd_per_h, total.lacks) for total in shared.answers}
+    assert paid["with-a-loss"] == (None, ("llm-1", "llm-2"))
+
+
+@pytest.mark.long
 def test_gpus_that_are_sold_singly_are_not_advised_to_be() -> None:
     """ "where you rent GPUs singly, say sold_as: gpu" stood below a question that said so of every GPU."""
     fleet = {

@@ -406,7 +406,8 @@ class _DesignTable:
 
     def _most_workers(self, design: FleetDesign, vector: Vector, ceiling: float, k: int) -> float:
         """The most workers that the k-th pool may have beside the other pool's count in `vector`, within the
-        limits and with a weight of the fleet below `ceiling`.
+        limits and with a weight of the fleet below `ceiling`. If no limit bounds the count, it is also at
+        most `BoundedOption.too_many`: of GPUs that are almost free the weight allows any number.
         """
         other_weight, other_uses = self._weight_and_uses(design, (*vector[:k], 0, *vector[k + 1 :]))
         terms, counts = self.terms[design.pools[k]], design.counts(vector)
@@ -423,7 +424,8 @@ class _DesignTable:
                 most = min(most, math.floor((amount - other_use) / use + ROUNDING))
             if total is not None and 0 < most < math.inf:
                 most = _most_within(total, amount, others, option, int(most))
-        return most
+        is_unlimited = math.isinf(terms.most) and math.isfinite(most)
+        return min(most, design.pools[k].bounded.too_many) if is_unlimited else most
 
 
 def _value_of(columns: Sequence[_Column], *, by_bill: bool) -> float:

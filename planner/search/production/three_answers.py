@@ -101,10 +101,22 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     return Production(trial.best, tuple(answers), scenarios, trial.is_passed, trial, with_loss)
 
 
+def without_loss(production: Production) -> Production:
+    """The same answers without a fleet with a loss."""
+    none = _no_answer("with-a-loss")
+    answers = tuple(none if answer.name == none.name else answer for answer in production.answers)
+    return replace(production, answers=answers, with_loss=None)
+
+
+def _no_answer(name: facts.AnswerName) -> facts.Answered:
+    """The answer where no fleet was found."""
+    return facts.Answered(name, workers=(), value=None, usd_per_h=None, kept_in=None)
+
+
 def _answer_with_a_loss(trial: FleetTrial, survivor: FleetWithALoss | None) -> facts.Answered:
     """The answer "with a loss", which names no fleet where none was found."""
     if survivor is None:
-        return facts.Answered("with-a-loss", workers=(), value=None, usd_per_h=None, kept_in=None)
+        return _no_answer("with-a-loss")
     assert trial.problem.allows(survivor.counts), (
         "internal error: the fleet with a loss is not within the limits"
     )
@@ -164,7 +176,7 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
     scenario_count = problem.search_scenarios.count if is_small else test.side_scenarios
     kept_in = test.count_kept(paper.best, scenario_count)
     on_paper = _with_headroom(_answer(problem, "on-paper", paper.best, kept_in), problem, paper.best)
-    answers = (on_paper, facts.Answered("production", workers=(), value=None, usd_per_h=None, kept_in=None))
+    answers = (on_paper, _no_answer("production"))
     scenarios = _scenarios_fact(problem, paper.best, with_search_scenarios(problem).oracle)
     return Production(paper.best, answers, scenarios, is_passed=False, trial=None, why_on_paper=why)
 

@@ -96,8 +96,16 @@ def price_limits(
 
 
 def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
-    """Whether these fleets are within the limits together; None stands for an LLM without a fleet yet."""
-    return is_within(limits, (pool for counts in fleets for pool in counts or ()))
+    """Whether these fleets are within the limits together: on nodes that they share, or if `by_gpu` is False
+    each on nodes of its own. None stands for an LLM without a fleet yet.
+    """
+    known = [counts for counts in fleets if counts is not None]
+    if limits.by_gpu:
+        return is_within(limits, (pool for counts in known for pool in counts))
+    return all(
+        sum(limits.used(limit, workers_of(counts)) for counts in known) <= amount * (1 + ROUNDING)
+        for limit, amount in limits.rows()
+    )
 
 
 def require_shared_nodes(limits: FleetLimits, llms: int) -> None:

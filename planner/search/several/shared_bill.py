@@ -42,6 +42,7 @@ from planner.errors import Change, InfeasibleError
 from planner.search.problem.plan_problem import Progress
 from planner.search.several.shared_paper import gives_way_facts
 from planner.search.several.shared_plan import LimitUse, SharedPlan
+from planner.solvers.master import FleetLimits
 from planner.units import in_unit
 
 # At most this many plans are made after the first, each of which takes as long as the first. With three kinds
@@ -75,12 +76,14 @@ def plan_by_bill(
     that was found without it.
     """
     task = question.parts[0].task
-    # The search for a single LLM counts whole nodes itself, and other objectives have no bill.
-    if task.objective != "cost" or len(question.parts) < 2:
-        return plan(question)
     limit = task.cost_limit_usd_per_h
+    # The search for a single LLM counts whole nodes itself.
+    if len(question.parts) < 2 or (task.objective != "cost" and limit is None):
+        return plan(question)
     if limit is None:
         return _least_bill_plan(plan, question, out_of_time, progress)
+    if task.objective != "cost":
+        return _plan_within_budget(plan, question, limit, out_of_time, progress)
     cost_error = None
     try:
         shared = _least_bill_plan(plan, question, out_of_time, progress)
@@ -99,17 +102,56 @@ def plan_by_bill(
     if bill <= limit * (1 + CHEAPER_FRAC):
         cost_use = LimitUse(COST, limit, bill)
         return replace(without_limit, limits=(*without_limit.limits, cost_use))
-    change = Change(COST.name, limit, math.ceil(bill * 100 - CENT_TOLERANCE) / 100, COST.unit)
-    sold_as = ", ".join(f"{nodes.gpu}: gpu" for nodes in without_limit.bill.nodes)
+    raise _budget_error(without_limit, limit, is_proved=cost_error is not None and cost_error.is_proved)
+
+
+def _budget_error(shared: SharedPlan, limit: float, *, is_proved: bool) -> InfeasibleError:
+    """The error that no fleets were found within the limit on cost, but those of `shared` above it."""
+    change = Change(
+        COST.name, limit, math.ceil(shared.bill.usd_per_h * 100 - CENT_TOLERANCE) / 100, COST.unit
+    )
+    sold_as = ", ".join(f"{nodes.gpu}: gpu" for nodes in shared.bill.nodes)
     singly_text = f"; or, where you rent GPUs singly, say fleet: {{sold_as: {{{sold_as}}}}}"
-    raise InfeasibleError(
+    return InfeasibleError(
         f"capacity: no fleets of all LLMs were found for {in_unit(limit, COST.unit)}. Raise {change}"
         + (singly_text if sold_as else ""),
         kind="capacity",
         constraint=COST.name,
         ways=[[change]],
-        is_proved=cost_error is not None and cost_error.is_proved,
+        is_proved=is_proved,
     )
+
+
+def _plan_within_budget(
+    plan: PlanTogether,
+    question: SeveralLlmsQuestion,
+    limit_usd_per_h: float,
+    out_of_time: Callable[[], bool],
+    progress: Progress,
+) -> SharedPlan:
+    """The plan of least power, or fewest GPUs, whose bill is within the limit on cost.
+
+    If the bill of the best plan is not, all LLMs are planned again on the nodes that the plan of the least
+    bill pays for. Raises InfeasibleError as `plan_by_bill` does.
+    """
+    by_cost = _with_tasks(question, lambda task: replace(task, objective="cost"))
+    try:
+        first = plan(question)
+    except InfeasibleError as failed:
+        if COST.name in failed.constraints:
+            plan_by_bill(plan, by_cost, out_of_time, progress)  # Raises the error that names a bill.
+        raise
+    if first.bill.usd_per_h <= limit_usd_per_h * (1 + CHEAPER_FRAC):
+        return first
+    progress(f"whole nodes cost {first.bill.usd_per_h:.2f} USD/h, more than the limit: the least bill")
+    workers = plan_by_bill(plan, by_cost, out_of_time, progress).as_one_fleet.running_pools
+    limits = FleetLimits(question.parts[0].task.stock_and_owned)
+    paid = [(pool.type, pool.count) for pool in workers]
+    stock = {gpu: int(limits.used(FleetLimit("stock", gpu), paid)) for gpu in limits.stock}
+    best = plan(_with_tasks(question, partial(_with_fewer, gpus=stock)))
+    if best.bill.usd_per_h > limit_usd_per_h * (1 + CHEAPER_FRAC):  # As on demand where the other has spot.
+        raise _budget_error(best, limit_usd_per_h, is_proved=False)
+    return _as_answer_for_all_stock(best, first, question.parts, stock)
 
 
 def _least_bill_plan(

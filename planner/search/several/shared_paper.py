@@ -155,6 +155,8 @@ def _plan_shared(
         assert isinstance(design.llm_problem, Problem)
         problems.append(design.llm_problem)
         chosen.append(design.counts(vector))
+    if not joint_limits.fit_together(limits, chosen):  # The master lets LLMs share nodes.
+        joint_limits.require_shared_nodes(limits, len(parts))
     together, left_to_each = _search_within_others(parts, problems, chosen, deadline)
     paid_for_sharing = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
     binding = paid_for_sharing

@@ -17,8 +17,9 @@ and the plan does not state how often all LLMs keep their SLOs at the same time.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -30,7 +31,14 @@ from planner.search.level0.designs import FleetDesign
 from planner.search.level0.level0_search import designs_of
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import Counts, add_workers, has_several_types, names_of, objective_of
+from planner.search.oracle.fleet_counts import (
+    Counts,
+    add_workers,
+    has_several_types,
+    is_within,
+    names_of,
+    objective_of,
+)
 from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.work_clock import EFFORT_S, in_time, is_over, now_s
 from planner.search.problem.options import OBJECTIVE_UNITS
@@ -356,6 +364,8 @@ def _choose_fleets(
     candidates = [fleets] if fleets is not None else []
     if shared.best is not None:
         candidates.append([design.counts(vector) for design, vector in shared.best])
+    # The master lets LLMs share nodes, which they may not if each has nodes of its own.
+    candidates = [each for each in candidates if joint_limits.fit_together(limits, each)]
     if candidates:
         return min(candidates, key=lambda fleets: sum(map(objective_of, fleets))), shared
     if is_over(deadline):
@@ -514,7 +524,17 @@ def _answer_each(
         )
         trial = FleetTrial(best, llm.kept_in, within_others, llm.test)
         production = three_answers.with_answers(problem, llm.on_paper.paper, trial)
+        if production.with_loss is not None:
+            others = (fleet for i, fleet in enumerate(fleets_to_fit_beside) if i != k)
+            if not _is_within_nodes(limits, (*others, production.with_loss)):
+                production = three_answers.without_loss(production)
         productions.append(production)
         in_production[k] = production.best
         fleets_to_fit_beside[k] = production.best if production.with_loss is None else production.with_loss
     return tuple(productions)
+
+
+def _is_within_nodes(limits: FleetLimits, fleets: Iterable[Counts]) -> bool:
+    """Whether these fleets are within the limits with the idle GPUs of the whole nodes that they share."""
+    whole = replace(limits, by_gpu=False)
+    return is_within(whole, itertools.chain.from_iterable(fleets))
