@@ -526,7 +526,7 @@ def _answer_each(
         production = three_answers.with_answers(problem, llm.on_paper.paper, trial)
         if production.with_loss is not None:
             others = (fleet for i, fleet in enumerate(fleets_to_fit_beside) if i != k)
-            if not _is_within_nodes(limits, (*others, production.with_loss)):
+            if not _is_within_budget(limits, (*others, production.with_loss)):
                 production = three_answers.without_loss(production)
         productions.append(production)
         in_production[k] = production.best
@@ -534,7 +534,7 @@ def _answer_each(
     return tuple(productions)
 
 
-def _is_within_nodes(limits: FleetLimits, fleets: Iterable[Counts]) -> bool:
-    """Whether these fleets are within the limits with the idle GPUs of the whole nodes that they share."""
-    whole = replace(limits, by_gpu=False)
-    return is_within(whole, itertools.chain.from_iterable(fleets))
+def _is_within_budget(limits: FleetLimits, fleets: Iterable[Counts]) -> bool:
+    """Whether the bill of these fleets, on whole nodes that they share, is within the limit on cost."""
+    budget = FleetLimits(dict.fromkeys(limits.stock), cost_usd_per_h=limits.cost_usd_per_h)
+    return is_within(budget, itertools.chain.from_iterable(fleets))
