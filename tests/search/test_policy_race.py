@@ -70,7 +70,7 @@ def test_a_race_finds_what_searches_of_each_choice_find(seed: int) -> None:
         for queue, routing in itertools.product(PLANNED_QUEUES, ROUTINGS)
     }
     raced = planned(trace, {"queue": "any", "routing": "any"})
-    assert raced.certificate.value <= min(each.values()) * (1 + 1e-9) <= each["fcfs", "jsq"]
+    assert raced.certificate.value <= min(each.values()) * (1 + 1e-9)
     assert not raced.certificate.level0_exact
     replayed = simulate(raced.fleet, raced.trace, limits=raced.slo.limits)
     assert judge_slo(replayed, raced.slo, with_percentiles=False).holds

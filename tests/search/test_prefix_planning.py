@@ -27,6 +27,7 @@ from planner.search.problem.idle_limits import floor_s
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.simulator import judge_slo, simulate
 from planner.solvers.master import Option, least_seconds, least_token_seconds
+from planner.traffic.described import draw_requests
 from planner.traffic.scaling import rescale_trace
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
@@ -238,3 +239,29 @@ def test_fitted_settings_leave_no_less_room(catalog: Catalog, worker: WorkerType
             )
             == default
         )
+
+
+@pytest.mark.long
+def test_the_router_is_fitted_anew_to_cheaper_fleets(catalog: Catalog) -> None:
+    """With the settings of the first known fleet these agents needed a fourth prefill worker."""
+    agents = {
+        "count": 25,
+        "system": 8000,
+        "repository": {"tokens": 4000, "count": 20, "skew": 0.6},
+        "most_tokens": 65536,
+        "idle": {"mean": "120 s", "cv": 1.7},
+    }
+    document = {
+        "llm": "qwen3-14b",
+        "slo": {"ttft": {"p90": "15 s"}, "task": {"p90": "15 min"}},
+        "safety": "none",
+        "fleet": {"gpus": ["l40s-48g"], "max_num_batched_tokens": [8192], "sold_as": {"l40s-48g": "gpu"}},
+        "policies": {"prefix_cache": True, "routing": ["cache-aware"]},
+        "traffic": {"agents": agents, "task": "coding-agent", "duration": "15 min"},
+    }
+    task = parse_task(document, catalog)
+    assert task.described is not None
+    planned = plan(task, draw_requests(task.described, seed=0), catalog)
+    assert planned.certificate.value == pytest.approx(7 * 0.86)
+    replayed = simulate(planned.fleet, planned.trace, limits=planned.slo.limits)
+    assert judge_slo(replayed, planned.slo, with_percentiles=False).holds

@@ -23,7 +23,7 @@ from planner.search.level0.one_pool import Search
 from planner.search.mixed.agents_reach import find_reachable_fleet
 from planner.search.mixed.best_fleet import FleetSearch, NoFleet, best_of, find_best_fleet, search_or_explain
 from planner.search.mixed.polished_pins import polish_pins
-from planner.search.mixed.router_fit import fit_router, fit_router_before_search
+from planner.search.mixed.router_fit import fit_router, fit_router_before_search, fit_router_if_near
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import (
     Counts,
@@ -128,7 +128,7 @@ def _search_each_choice(
             result = polish_pins(
                 policy_problem, result, partial(find_best_fleet, policy_problem, prove=prove, walks=walks)
             )
-        answers.append((policy_problem, result))
+        answers += [(policy_problem, result), *_with_refitted_router(policy_problem, result)]
     if not answers:
         answers = _race_within_limits(problem, failures, start)
     if not answers:
@@ -251,6 +251,30 @@ def _with_fitted_router(problem: Problem, start: Sequence[Fleet]) -> tuple[Probl
             problem, kept = reachable
             start = [problem.oracle.fleet(kept)]
     return problem, start
+
+
+def _with_refitted_router(problem: Problem, found: FleetSearch) -> list[tuple[Problem, FleetSearch]]:
+    """Searches with the router's settings fitted anew, each to a fleet that costs less than the best one of
+    the search before it, and that keeps the SLO with these settings alone.
+
+    The settings that suit one fleet may let all requests with one prefix wait for the same worker of another
+    fleet, so a search with one fit overlooks fleets that a second fit would keep.
+    """
+    searches: list[tuple[Problem, FleetSearch]] = []
+    for _ in range(MOST_ROUNDS if problem.oracle.policies.prefix_cache else 0):
+        cheaper = sorted(near_fleets(problem, found.best, found.level0), key=objective_of)
+        try:
+            fits = ((fit_router_if_near(problem.oracle, counts), counts) for counts in cheaper)
+            fitted = next(((policies, counts) for policies, counts in fits if policies is not None), None)
+            if fitted is None:
+                break
+            policies, counts = fitted
+            problem = with_policies(problem, policies)
+            found = find_best_fleet(problem, [problem.oracle.fleet(counts)], walks=False)
+        except (InfeasibleError, StoppedError):  # The time is over.
+            break
+        searches.append((problem, found))
+    return searches
 
 
 def with_usual_queue(problem: Problem) -> Problem | None:

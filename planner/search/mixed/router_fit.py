@@ -11,6 +11,9 @@ from planner.search.oracle.fleet_oracle import Oracle
 # If no fleet that holds is known yet, a likely one is doubled at most this often: if eight times the likely
 # workers miss the SLO, more workers do not help.
 MOST_DOUBLINGS = 3
+# Settings are fitted anew only to fleets whose slack is above this: those that miss a limit at most twice as
+# often as it allows. Other settings seldom save a fleet that misses more.
+LEAST_SLACK_TO_FIT = -1.0
 # A line on all requests (p100) allows no miss. Its slack is divided by this instead of 0.
 LEAST_ALLOWED_FRAC = 1e-3
 
@@ -50,6 +53,18 @@ def fit_router_before_search(oracle: Oracle, likely_fleet: Counts) -> tuple[Poli
             return policies, likely_fleet
         likely_fleet = tuple((option, 2 * count) for option, count in likely_fleet)
     return policies, None
+
+
+def fit_router_if_near(oracle: Oracle, counts: Counts) -> Policies | None:
+    """The policies of `fit_router` if a fleet of these workers keeps the SLO with them; None if it does not,
+    or if it misses a limit so often that no settings are tried (LEAST_SLACK_TO_FIT).
+    """
+    if not ROUTING[oracle.policies.routing].setting_grid:
+        return None
+    if _slack(oracle, oracle.policies, counts) < LEAST_SLACK_TO_FIT:
+        return None
+    fitted = fit_router(oracle, counts)
+    return fitted if fitted != oracle.policies and _slack(oracle, fitted, counts) >= 0 else None
 
 
 def _slack(oracle: Oracle, policies: Policies, counts: Counts) -> float:
