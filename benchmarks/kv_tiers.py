@@ -138,6 +138,7 @@ def tier_questions() -> list[tuple[str, Trace, PlanQuestion]]:
         ("40 coding agents, 70B", *agents(40, "llama-3.1-70b", "h100-80g", "15 min")),
         ("60 coding agents, 8B", *agents(60, "llama-3.1-8b", "h100-80g", "8 min")),
         ("coding agents, 8B on L40S", *agents(16, "llama-3.1-8b", "l40s-48g", "15 min")),
+        ("24 coding agents, 8B on L40S", *agents(24, "llama-3.1-8b", "l40s-48g", "15 min")),
         ("agents of 64k, 8B", *agents(100, "llama-3.1-8b", "h100-80g", "6 min", **small)),
         (
             "agents of 64k that wait for people, 70B",
@@ -250,7 +251,7 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=120.0, help="for each question (120)")
     parser.add_argument("--first", type=int, default=1, help="the first of the questions (1)")
-    parser.add_argument("--last", type=int, default=12, help="the last of the questions (12)")
+    parser.add_argument("--last", type=int, default=13, help="the last of the questions (13)")
     asked = parser.parse_args()
     failed = brute(asked.brute) if asked.brute else 0
     if asked.rule:
