@@ -207,7 +207,10 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
     if unknown_usd is not None:
         unknown_words = f", {with_regret(unknown_usd)} where it does not know the hour of the half day either"
     if reacting_usd > optimum.proved_usd:
-        reacting_words = f", {with_regret(reacting_usd)} even where it sees a window's traffic as it begins"
+        reacting_words = (
+            f", {with_regret(reacting_usd)} even where it sees a window's traffic as it begins and changes "
+            "sizes a start-up later too"
+        )
     return [
         f"Without seeing ahead: who misses {100 * FEW_MISSED_FRAC:g} % of windows pays at least "
         f"{with_regret(hour_usd)} on average over days whose windows come in another order within each "

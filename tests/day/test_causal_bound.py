@@ -87,8 +87,8 @@ def test_too_many_kinds_of_windows_are_not_counted_out() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_rule_that_sees_a_window_whole_needs_less(seed: int) -> None:
-    """If a start-up lasts a window, what it sees comes too late: the same needs and prices. If it lasts a
-    quarter of one, half of the window is paid at the sizes at its beginning, the rest at the least."""
+    """If a start-up lasts a window, what it sees comes too late: the same needs, and nothing needed later. If
+    it lasts no time, everything is needed later."""
     day = random_day(seed, disaggregated=seed % 3 == 2, windows=3, most=3)
 
     def bounds(start_s: float) -> list[CausalBound]:
@@ -97,17 +97,44 @@ def test_a_rule_that_sees_a_window_whole_needs_less(seed: int) -> None:
         both = [causal_bound(runs), reacting_bound(runs)]
         return [bound for bound in both if bound is not None]
 
-    window_s = float(day.slo.every_s or 0.0)
-    plain, same = bounds(window_s)
-    assert (plain.needs == same.needs).all()
-    sizes = tuple(pool.most for pool in day.pools)
-    assert same.price_usd_per_h(sizes) == pytest.approx(plain.price_usd_per_h(sizes))
-    assert (bounds(0.0)[1].needs == 1).all()  # Workers that start at once are never late.
+    plain, same = bounds(float(np.diff(day.edges_s).max()))
+    assert (plain.needs == same.needs).all() and (same.later_needs == 1).all()
+    assert same.usd(0.0, 3600.0) == pytest.approx(plain.usd(0.0, 3600.0))
+    plain, known = bounds(0.0)
+    assert (known.needs == 1).all() and (known.later_needs == plain.needs).all()
+    assert known.usd(0.0, 3600.0) == pytest.approx(plain.usd(0.0, 1.0))  # Every window is known.
     plain, less = bounds(float(plain.lengths_s.max()) / 4)
-    assert (less.needs <= plain.needs).all()
-    halves = plain.price_usd_per_h(sizes) / 2 + plain.price_usd_per_h(plain.least) / 2
-    assert less.price_usd_per_h(sizes) == pytest.approx(halves)
-    assert less.usd(0.0, 3600.0) <= plain.usd(0.0, 3600.0) + 1e-9
+    assert less.later_needs is not None and (less.later_needs <= plain.needs).all()
+    assert (less.needs <= plain.needs).all() and less.usd(0.0, 3600.0) <= plain.usd(0.0, 3600.0) + 1e-9
+
+
+def test_what_a_window_needs_after_a_start_up_is_paid_where_the_window_is_kept() -> None:
+    """A start-up lasts a quarter of a window. Needs at first 2 1, later 1 3: 2 workers are paid for half of
+    both windows, and in the second 3 for three quarters: 1.5 + 2.75 USD. One of two missed saves 1.25."""
+    bound = replace(bound_of([[2], [1]]), later_needs=np.array([[1], [3]]), first_frac=0.25)
+    assert bound.usd(0, 3600.0) == pytest.approx(4.25)
+    assert bound.usd(1, 3600.0) == pytest.approx(3.0)
+    assert bound.usd(2, 3600.0) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("first_frac", [0.25, 0.5, 0.65, 1.0])
+def test_no_rule_that_changes_sizes_a_start_up_later_costs_less(first_frac: float) -> None:
+    """All such rules on days of windows of three kinds, each a third of the windows. A worker is paid from a
+    start-up before it is ready."""
+    needs, later = np.array([[1], [2], [1]]), np.array([[1], [2], [3]])
+    bound = replace(bound_of(needs.tolist()), later_needs=later, first_frac=first_frac)
+    steps = 20
+    first = round(first_frac * steps)
+    for x, *ys in itertools.product((1, 2, 3), repeat=4):
+        usd = missed = 0.0
+        for kind in range(3):
+            ready = np.array([x] * first + [ys[kind]] * (steps - first) + [x] * first)
+            paid = [ready[k : k + first + 1].max() for k in range(steps)]
+            usd += sum(paid) / steps
+            missed += needs[kind, 0] > x or (first < steps and later[kind, 0] > ys[kind])
+        if first < steps or (later <= x).all():
+            assert usd >= bound.usd(missed, 3600.0) - 1e-9
+            assert usd >= bound.usd_of_unknown_blocks(missed, 3600.0) - 1e-9  # type: ignore[operator]
 
 
 def test_a_rule_may_start_workers_warm() -> None:

@@ -18,10 +18,14 @@ and less earlier work never hurt (MORE in day/search/day_optimum.py). The bound 
 repeats an earlier one to the minute, nor for a controller that acts within a window: if the burst of a window
 comes more than a start-up after the window's beginning, such a controller may still keep the window.
 
-`reacting_bound` holds for rules that act within a window, even for a rule that sees the whole window when it
-begins. Workers that such a rule orders then are ready start_s later. So n_vc becomes the size that the window
-needs in its first start_s, in which no size can change. Sizes x are paid only for the start_s before the
-window, while workers start, and for its first start_s; at other times the least sizes are paid.
+`reacting_bound` holds for rules that also change sizes start_s after each edge, and see the whole window when
+it begins: what they order then is ready at that time. So n_vc becomes the size that the window needs in its
+first start_s, and m_vc is the size that it needs after them. Where x is below m_v, a rule that keeps the
+window pays m_v from its beginning. Its cost in a window that begins at 0 is
+
+  p(max(x, m_v)) from 0 to start_s,     p(m_v) until start_s before the end,     p(x of the next window) then
+
+and a window that is missed has the least sizes in place of m_v.
 
 Both bounds hold even for rules that know, as a block begins, which windows it has. A rule that must learn
 this pays more (`usd_of_unknown_blocks`). Let each block be drawn from the blocks of its half day, block j
@@ -39,7 +43,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -64,13 +68,16 @@ class CausalBound:
     """The data of the module's docstring, from which `usd` computes the bound for a number of missed windows.
 
     `needs` (V, C) are n_vc, `lengths_s` (V,) are tau_v, `least` the least sizes of pools, and
-    `price_usd_per_h` is p(x).
+    `price_usd_per_h` is p(x). `later_needs` (V, C) are m_vc, and `first_frac` is the share of a window in
+    which sizes cannot change.
     """
 
     needs: Ints
     lengths_s: Floats
     least: tuple[int, ...]
     price_usd_per_h: Callable[[Sequence[int]], float]
+    later_needs: Ints | None = None  # None: the least sizes.
+    first_frac: float = 1.0
 
     def usd(self, most_missed: float, block_s: float) -> float:
         """The least cost [USD] if `most_missed` windows are missed on average; blocks last `block_s`."""
@@ -107,32 +114,27 @@ class CausalBound:
 
         Blocks are drawn from `group`.
         """
-        group_needs = self.needs[group[0].start : group[-1].stop]
-        kinds, kind_of_window = np.unique(group_needs, axis=0, return_inverse=True)
+        first, end = group[0].start, group[-1].stop
+        kinds, kind_of_window = np.unique(self._both_needs[first:end], axis=0, return_inverse=True)
         kind_of_window = kind_of_window.reshape(-1)  # NumPy 2.0.0 gives it two axes.
         # (blocks, kinds): q_je of the docstring.
         counts = [
-            np.bincount(kind_of_window[np.array(block) - group[0].start], minlength=len(kinds))
-            for block in group
+            np.bincount(kind_of_window[np.array(block) - first], minlength=len(kinds)) for block in group
         ]
         q = np.array([count / len(block) for count, block in zip(counts, group, strict=True)])
-        choices = [sorted({least, *kinds[:, c].tolist()}) for c, least in enumerate(self.least)]
-        sizes = list(itertools.product(*choices))
-        prices_usd_per_h = np.array([self.price_usd_per_h(pool_sizes) for pool_sizes in sizes])
-        misses = (kinds[None] > np.array(sizes)[:, None]).any(axis=2)  # (sizes, kinds); axis 2: pools.
+        prices = self._prices(kinds)
         lines = []
         # P(j, s) of all blocks j, by history s.
-        histories = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(group_needs)}
+        histories = {(0,) * len(kinds): np.array([len(block) for block in group]) / (end - first)}
         for k in range(max(map(len, group))):
             # Every block of the group with a k-th window is one draw from the group.
             kth_windows = [block.start + k for block in group if len(block) > k]
             hours = float(self.lengths_s[kth_windows].sum()) / HOUR_S
             following: dict[tuple[int, ...], Floats] = {}
             for history, probability in histories.items():  # `probability @ q`: of s, and then of each kind.
-                usd = prices_usd_per_h * probability.sum() * hours
-                missed = misses @ (probability @ q) * len(kth_windows)
-                lines.append(_lower_hull(list(zip(usd.tolist(), missed.tolist(), strict=True))))
-                for e in np.flatnonzero(probability @ q).tolist():
+                of_kind = probability @ q
+                lines.append(_line(*prices, of_kind * hours, of_kind * len(kth_windows)))
+                for e in np.flatnonzero(of_kind).tolist():
                     after = (*history[:e], history[e] + 1, *history[e + 1 :])
                     following[after] = following.get(after, 0.0) + probability * q[:, e]
             histories = following
@@ -140,13 +142,56 @@ class CausalBound:
 
     def _cheapest_line(self, block: range) -> list[tuple[float, float]]:
         """The line of a block: the lower hull of (USD, windows missed) over all sizes."""
-        needs, lengths_s = self.needs[block.start : block.stop], self.lengths_s[block.start : block.stop]
+        prices = self._prices(self._both_needs[block.start : block.stop])
+        return _line(*prices, self.lengths_s[block.start : block.stop] / HOUR_S, np.ones(len(block)))
+
+    @property
+    def _both_needs(self) -> Ints:
+        """n_vc and m_vc in one row for each window (V, 2 C)."""
+        later = np.tile(self.least, (len(self.needs), 1)) if self.later_needs is None else self.later_needs
+        return np.concatenate((self.needs, later), axis=1)
+
+    def _prices(self, both_needs: Ints) -> tuple[Floats, Floats]:
+        """What windows with these rows of `_both_needs` cost [USD/h] with each of the sizes x that may be the
+        cheapest: where they are missed (sizes,), and where they are kept (sizes, rows); infinite where x is
+        too small.
+        """
+        needs, later_needs = np.split(both_needs, 2, axis=1)
         choices = [sorted({least, *needs[:, c].tolist()}) for c, least in enumerate(self.least)]
-        points = []
-        for sizes in itertools.product(*choices):
-            missed = float((needs > np.array(sizes)).any(axis=1).sum())
-            points.append((self.price_usd_per_h(sizes) * float(lengths_s.sum()) / HOUR_S, missed))
-        return _lower_hull(points)
+        next_frac = min(self.first_frac, 1 - self.first_frac)  # Workers of the next window start.
+        between_frac = 1 - self.first_frac - next_frac
+        price = cache(self.price_usd_per_h)
+        missed, kept = [], []
+        for x in itertools.product(*choices):
+            begun_usd_per_h = next_frac * price(x)
+            missed.append(begun_usd_per_h + self.first_frac * price(x) + between_frac * price(self.least))
+            kept.append(
+                [
+                    begun_usd_per_h + self.first_frac * price(tuple(map(max, x, m))) + between_frac * price(m)
+                    if all(n <= size for n, size in zip(need, x, strict=True))
+                    else math.inf
+                    for need, m in zip(needs.tolist(), map(tuple, later_needs.tolist()), strict=True)
+                ]
+            )
+        return np.array(missed), np.array(kept)
+
+
+def _line(missed: Floats, kept: Floats, hours: Floats, counts: Floats) -> list[tuple[float, float]]:
+    """The lower hull of (USD, windows missed) over all sizes of `_prices`.
+
+    Each row stands for `counts` (rows,) windows, which last `hours` (rows,) in all.
+    """
+    is_seen = counts > 0
+    more_usd = (kept[:, is_seen] - missed[:, None]) * hours[is_seen]
+    order = np.argsort(more_usd / counts[is_seen], axis=1, kind="stable")  # The cheapest are kept first.
+    more_usd = np.take_along_axis(more_usd, order, axis=1)
+    none = np.zeros((len(missed), 1))
+    usd = missed[:, None] * hours.sum() + np.cumsum(np.append(none, more_usd, axis=1), axis=1)
+    windows_missed = counts.sum() - np.cumsum(np.append(none, counts[is_seen][order], axis=1), axis=1)
+    # Windows that cost nothing more are kept.
+    is_point = np.isfinite(usd) & (np.append(more_usd, none + math.inf, axis=1) > 0)
+    points = list(zip(usd[is_point].tolist(), windows_missed[is_point].tolist(), strict=True))
+    return _lower_hull(points)
 
 
 def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], most_missed: float) -> float:
@@ -202,32 +247,29 @@ def reacting_bound(runs: DayRuns) -> CausalBound | None:
     # every pool. If some workers may start warm, which is faster, the bound lets all workers start warm.
     starts_s = [pool.start_s for pool in runs.terms.pools]
     start_s = min(starts_s + [pool.warm_start_s for pool in runs.given_pools if pool.warm])
-    bound = _bound_of(runs, partial(_misses_in_start_up, runs, start_s))
-    if bound is None:
+    bound = _bound_of(runs, partial(_misses_in_part, runs, 0.0, start_s))
+    later = _bound_of(runs, partial(_misses_in_part, runs, start_s, math.inf))
+    if bound is None or later is None:
         return None
-    paid_frac = min(2 * start_s / float(np.max(bound.lengths_s)), 1.0)
-    least_usd_per_h = bound.price_usd_per_h(bound.least)
-
-    def price_usd_per_h(sizes: Sequence[int]) -> float:
-        return paid_frac * bound.price_usd_per_h(sizes) + (1 - paid_frac) * least_usd_per_h
-
-    return replace(bound, price_usd_per_h=price_usd_per_h)
+    first_frac = min(start_s / float(np.max(bound.lengths_s)), 1.0)
+    return replace(bound, later_needs=later.needs, first_frac=first_frac)
 
 
-def _misses_in_start_up(runs: DayRuns, first_s: float, window: int, c: int, size: int) -> bool:
-    """Whether a window is missed with `size` workers of pool `c` in its first `first_s`, and otherwise the
-    most of every pool.
+def _misses_in_part(runs: DayRuns, from_s: float, to_s: float, window: int, c: int, size: int) -> bool:
+    """Whether a window is missed with `size` workers of pool `c` between these times after its beginning, and
+    otherwise the most of every pool.
     """
-    begin_s = float(runs.window_edges_s[window])
-    end_s = min(begin_s + first_s, float(runs.window_edges_s[window + 1]))
+    begin_s, end_s = (float(each) for each in runs.window_edges_s[window : window + 2])
+    begin_s, end_s = begin_s + from_s, min(begin_s + to_s, end_s)
     if end_s <= begin_s:
         return False
     most = runs.terms.most[0]  # Each pool's most workers, which are the same all day.
     few = np.where(np.arange(len(most)) == c, size, most)
     times_s, workers = [begin_s, end_s], [few, most]
     # As in day/search/day_runs.py the slice begins earlier, so that the window's queue is filled.
-    if begin_s > RUN_IN_S:
-        times_s, workers = [begin_s - RUN_IN_S, *times_s], [most, *workers]
+    first_s = max(float(runs.window_edges_s[window]) - RUN_IN_S, 0.0)
+    if begin_s > first_s:
+        times_s, workers = [first_s, *times_s], [most, *workers]
     day_slice = runs.simulate_slice(window, np.array(times_s), np.array(workers))
     if day_slice is None:  # No request arrives.
         return False
