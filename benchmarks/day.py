@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--rates", type=Path)
     parser.add_argument("--fleet", type=Path)
     parser.add_argument("--train")
-    parser.add_argument("--time-limit", type=float, default=300.0)
+    parser.add_argument("--time-limit", type=float, default=900.0)
     asked = parser.parse_args()
     seen = read_trace(asked.day)
     began = time.process_time()

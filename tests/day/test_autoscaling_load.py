@@ -292,24 +292,28 @@ def computed(text: str, series: dict[str, Any], queries: Sequence[str], folder: 
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Prometheus, is not installed")
+@pytest.mark.parametrize("span_s", [15.0, 600.0])
 @pytest.mark.parametrize("name", ["mixed", "pairs"])
-def test_prometheus_sees_the_load_that_was_simulated(name: str, tmp_path: Path) -> None:
+def test_prometheus_sees_the_load_that_was_simulated(name: str, span_s: float, tmp_path: Path) -> None:
     """Bursts and prompts that change: the load of prefill workers is the same, that of workers that decode
-    within 10 %: the context of a token is the window's mean, in the controller that of its span.
+    within 10 %: the context of a token is the window's mean, in the controller that of its span. A window of
+    one span is the last 600 s, also at a time that is no multiple of them.
     """
     roles = ROLES[name]
-    rule = LoadRule((0.5,), 3.0, 15.0, 600.0)
+    rule = LoadRule((0.5,), 3.0, span_s, 600.0)
     own = knowledge(roles, engines=(ENGINE,) * len(roles), rules=(rule,) * len(roles))
-    requests, prompts = bursts(1)
+    requests, prompts = (each[:150] for each in bursts(1))
     controller = Fleetplan(FleetplanSettings(), own)
     for k, (count, prompt) in enumerate(zip(requests.tolist(), prompts.tolist(), strict=True)):
         lengths = {"input_tokens": [prompt] * len(roles), "output_tokens": [100.0] * len(roles)}
         arrived = [count, 0][: len(roles)]
         controller.sizes(reading(15.0 * (k + 1), ready=[1] * len(roles), arrived=arrived, **lengths))
-    simulated = [peak_load(np.array([work for _, work in each.spans])) for each in controller.recent_work]
+    load_of = peak_load if span_s < 600 else np.mean
+    simulated = [float(load_of([work for _, work in each.spans])) for each in controller.recent_work]
     files = autoscaling.render(FLEETS[name], 5000, "kubernetes", exported(name, own))
     pools = list(dict.fromkeys(pool for _, pool, _ in rules_in(files) if pool))
-    spans = [re.search(r"quantile_over_time\(.*?\]\)", e) for r, _, e in rules_in(files) if r == by_load.LOAD]
+    of_window = r"quantile_over_time\(.*?\]\)|fleetplan:pool_work\{[^}]*\}"
+    spans = [re.search(of_window, e) for r, _, e in rules_in(files) if r == by_load.LOAD]
     series = {
         f'{counter}{{fleetplan_pool="{pool}",pod="0"}}': np.concatenate(([0.0], np.cumsum(values)))
         for counter, pool, values in (

@@ -176,11 +176,11 @@ def load_exprs(
         NOW: now_expr,
         GROWTH: f"clamp({expected_expr} / ({now} > 0), 1, {MOST_GROWTH:.12g}) or vector(1)",
     }
-    work_by_span = f"{pool_series(WORK, app, scale_target)}[{memory_s}s:{span_s}s]"
-    expr_by_record[LOAD] = (
-        f"{headroom_factor(autoscaler):.12g} * {growth} * "
-        f"sum(quantile_over_time({PEAK_FRAC:g}, {work_by_span}))"
-    )
+    work = pool_series(WORK, app, scale_target)
+    if memory_s > span_s:
+        # Prometheus takes the moments of a subquery at multiples of its step. One span ends now.
+        work = f"quantile_over_time({PEAK_FRAC:g}, {work}[{memory_s}s:{span_s}s])"
+    expr_by_record[LOAD] = f"{headroom_factor(autoscaler):.12g} * {growth} * sum({work})"
     if drain_s := read_drain_s(autoscaler):
         # Negative where fewer prompts wait than there are workers.
         waiting = waiting_beyond_one(prefilling)

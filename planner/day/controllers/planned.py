@@ -152,21 +152,26 @@ class RecentWork:
 
     def __init__(self, rule: LoadRule | None, memory_s: float | None = None) -> None:
         self.rule = rule  # None if the controller goes by rate; then `add` is not called.
-        self.memory_s = rule.window_s if rule is not None and memory_s is None else memory_s or 0.0
+        span_s, window_s = (0.0, 0.0) if rule is None else (rule.span_s, rule.window_s)
+        self.memory_s = max(window_s if memory_s is None else memory_s, span_s)
+        # If one span fills the memory, its load is the mean of the last span, whenever that began. So every
+        # interval counts at once. Otherwise spans follow each other, and an interval counts when its span is
+        # over.
+        self.is_one_span = self.memory_s <= span_s + ROUNDING
+        self.counted_s = 0.0 if self.is_one_span else span_s
         self.spans: deque[tuple[float, float]] = deque()  # The end of each span, and its work per second.
         self.open_s, self.open_work = 0.0, 0.0  # Length and work of the span that is not over yet.
 
     def add(self, time_s: float, interval_s: float, work_per_s: float) -> float:
         """Add the work of the last interval; returns the load."""
-        assert self.rule is not None
         self.open_s += interval_s
         self.open_work += interval_s * work_per_s
         # With rounding errors, whole intervals may add up to slightly less than a span.
-        if self.open_s >= self.rule.span_s - ROUNDING:
+        if self.open_s >= self.counted_s - ROUNDING:
             self.spans.append((time_s, self.open_work / self.open_s))
             self.open_s = self.open_work = 0.0
         while self.spans and self.spans[0][0] <= time_s - self.memory_s:
             self.spans.popleft()
         # Before the first span is over, the last interval stands for it.
-        recent_work = [work for _, work in self.spans] or [work_per_s]
-        return peak_load(np.array(recent_work))
+        recent_work = np.array([work for _, work in self.spans] or [work_per_s])
+        return float(recent_work.mean()) if self.is_one_span else peak_load(recent_work)

@@ -157,6 +157,19 @@ def test_by_load_counts_lengths_and_bursts() -> None:
     assert asked([10.0] * 11 + [30.0], 500) == 3
 
 
+def test_a_window_of_one_span_is_the_last_one_at_every_look() -> None:
+    """10 requests/s are 0.655 s of work a second. Three minutes later the load has them all, and a minute
+    after they end two thirds, 0.437. It changed every three minutes alone: one worker for up to six.
+    """
+    own = knowledge(engines=(ENGINE,), rules=(LoadRule((0.5,), 2.0, 180.0, 180.0),))
+    controller = parse_controller("fleetplan", {"headroom": "0 %", "hold": "0 s", "ahead": "0 s"})(own)
+    controller.start([1])
+    sizes, tokens = [], {"input_tokens": [500.0], "output_tokens": [100.0]}
+    for k, arrived in enumerate([1] * 5 + [150] * 13 + [1] * 5):
+        sizes.append(controller.sizes(reading(15.0 * (k + 1), ready=[1], arrived=[arrived], **tokens))[0])
+    assert sizes == [1] * 14 + [2] * 6 + [1] * 3
+
+
 def test_by_load_without_rules_is_by_rate() -> None:
     assert (
         run("fleetplan", {"by": "load"}, [8.0] * 5) == run("fleetplan", {"by": "rate"}, [8.0] * 5) == [5] * 5
