@@ -308,8 +308,8 @@ def test_prometheus_sees_the_load_that_was_simulated(name: str, span_s: float, t
         lengths = {"input_tokens": [prompt] * len(roles), "output_tokens": [100.0] * len(roles)}
         arrived = [count, 0][: len(roles)]
         controller.sizes(reading(15.0 * (k + 1), ready=[1] * len(roles), arrived=arrived, **lengths))
-    load_of = peak_load if span_s < 600 else np.mean
-    simulated = [float(load_of([work for _, work in each.spans])) for each in controller.recent_work]
+    works = [np.array([work for _, work in each.spans]) for each in controller.recent_work]
+    simulated = [peak_load(work) if span_s < 600 else float(work.mean()) for work in works]
     files = autoscaling.render(FLEETS[name], 5000, "kubernetes", exported(name, own))
     pools = list(dict.fromkeys(pool for _, pool, _ in rules_in(files) if pool))
     of_window = r"quantile_over_time\(.*?\]\)|fleetplan:pool_work\{[^}]*\}"
