@@ -37,7 +37,17 @@ _FACTORS: dict[str, dict[str, float]] = {
         "usd/month": 1 / HOURS_PER_MONTH,
     },
     "usd_per_kwh": {"usd/kWh": 1.0, "USD/kWh": 1.0, "$/kWh": 1.0, "usd/MWh": 1e-3},
-    "rps": {"rps": 1.0, "req/s": 1.0, "requests/s": 1.0, "/s": 1.0, "req/min": 1 / 60, "/min": 1 / 60},
+    "rps": {
+        "rps": 1.0,
+        "req/s": 1.0,
+        "requests/s": 1.0,
+        "/s": 1.0,
+        "req/min": 1 / 60,
+        "/min": 1 / 60,
+        "req/h": 1 / 3600,
+        "requests/h": 1 / 3600,
+        "/h": 1 / 3600,
+    },
 }
 # For quantities that need a unit: the units that an error suggests.
 _SUGGESTED_UNITS = {

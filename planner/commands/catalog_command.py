@@ -122,7 +122,7 @@ def show_row(
     llm = llm_from_config(config)
     date = datetime.date.today().isoformat()
     name = llm.name.rsplit("/", 1)[-1]  # Without the organisation.
-    document = {name: {**llm_row(llm), "source": f"config.json of {llm.name}", "date": date}}
+    document = {name: {**llm_row(llm), "source": f"config.json of {name}", "date": date}}
     if json_output:
         print_json(document)
     else:

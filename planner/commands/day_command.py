@@ -69,7 +69,7 @@ LimitOption = Annotated[
     typer.Option(
         "--time-limit",
         min=0.1,
-        help="Longest time [s]. As with `plan`, the work is counted and usually ends first.",
+        help="Longest time in seconds. As with `plan`, the work is counted and usually ends first.",
     ),
 ]
 

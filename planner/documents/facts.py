@@ -468,6 +468,7 @@ Granted = Literal[
     "monotonicity",
     "ttft-ends-with-prefill",
     "first-token-of-decode",
+    "default-link",
     "steady-state",
     "sessions-wait",
     "sessions-given-up",

@@ -110,7 +110,8 @@ def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
     shape = Section.from_document(language, where, wording=WORDING)
     hidden = hidden_size(shape)
     groups = _group_layers(shape, formats)
-    name = str(file.parent if file.name == "config.json" else file)
+    # A whole path: plans and manifests are read in other folders than this one.
+    name = str((file.parent if file.name == "config.json" else file).absolute())
     fields: dict[str, Any] = {
         "name": name,
         "hidden": hidden,

@@ -151,7 +151,10 @@ TRAFFIC_NAMES = {
     **dict.fromkeys(("prompt", "prompt_tokens", "input_tokens"), "input"),
     **dict.fromkeys(("answer", "completion_tokens", "output_tokens"), "output"),
 }
-TRAFFIC_NAMES |= dict.fromkeys(("concurrency", "users"), "agents: NUMBER, each waiting for its answers")
+TRAFFIC_NAMES |= {
+    "concurrency": "agents: NUMBER, each waiting for its answers",
+    "users": "rate: requests/s of all of them, or agents: NUMBER, who ask anew with each answer",
+}
 TRAFFIC_NAMES |= dict.fromkeys(
     ("adapters", "lora", "loras"), "lora: {max_loras: ..., max_rank: ..., adapters: ...}"
 )
@@ -275,6 +278,7 @@ class PlanQuestion:
     spot: Mapping[str, Spot] = field(default_factory=dict)  # By GPU.
     least_off_spot: int = 0  # The fewest workers of each role that are not on the spot market.
     network: Network = field(default_factory=Network)
+    is_network_stated: bool = False
     host_overhead_s: float = 0.0  # Added to every engine step, because kernel times alone leave it out.
     # What the engine's host adds, and how it schedules; None: no host time, and synchronous scheduling.
     engine: Engine | None = None
@@ -490,6 +494,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         spot=spot,
         least_off_spot=_parse_least_off_spot(fleet, spot),
         network=parse_network(fleet.subsection("network", NETWORK_KEYS)),
+        is_network_stated="network" in fleet,
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
         engine=_engine_of_question(question, fleet, catalog),
         speculations=_parse_speculations(question, fleet, llm, catalog),

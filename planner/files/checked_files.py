@@ -187,6 +187,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
+        if "another document" in str(error):
+            several = "is several YAML documents, as manifests are; expected one, such as a fleet.yaml"
+            raise InputError(f"{path}{place}: {several}") from None
         raise InputError(f"{path}{place}: is not valid YAML ({_first_line(error)})") from None
     if not isinstance(document, dict):
         kind = "empty" if document is None else f"a {type(document).__name__}"

@@ -106,6 +106,8 @@ def workers_text(workers: Sequence[facts.Workers]) -> str:
 
 def kept_text(kept_in: facts.KeptIn) -> str:
     """For instance "47 of 49 scenarios, after a loss"."""
+    if not kept_in.scenario_count:
+        return "not tested, as no time was left"
     after = ", after a loss" if kept_in.after_loss else ""
     return f"{kept_in.kept} of {kept_in.scenario_count} scenarios{after}"
 

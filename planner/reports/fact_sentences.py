@@ -69,6 +69,7 @@ _ASSUMPTIONS: dict[facts.Granted, str] = {
         "KV transfer"
     ),
     # The warm-up is cut in traffic/trace.py.
+    "default-link": "the link's speed is the planner's default; fleet: network in slo.yaml states yours",
     "steady-state": (
         "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end"
     ),

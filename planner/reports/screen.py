@@ -17,6 +17,7 @@ from typing import Any, Literal
 from planner.documents.facts import (
     HEADROOM_MOST_FRAC,
     Answered,
+    Assumption,
     Drafts,
     ForTargets,
     Headroom,
@@ -500,7 +501,9 @@ def key_figures(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[KeyFi
     per_million = f"{show_digits(tokens, 3)} USD per million tokens, prompts and answers"
     if (agents := plan.agent_figures) is not None:
         of_fleet = "" if agents.agents is None else f"{count_text(agents.agents, 'agent')} on the fleet, "
-        per_million += f"; {of_fleet}{show_digits(agents.usd_per_task, 3)} USD per task"
+        # A trace that names no tasks has sessions; those of agents are tasks.
+        work = "task" if plan.trace.task.size or agents.agents is not None else "session"
+        per_million += f"; {of_fleet}{show_digits(agents.usd_per_task, 3)} USD per {work}"
     if idle := idle_gpus_text(plan.bill):
         per_million += f"; {idle}"
     per_million += f"; {show_w(plan.fleet.power_w)} provisioned"
@@ -574,7 +577,9 @@ def _drafts_figures(plan: Plan) -> list[KeyFigure]:
     if not drafts:
         return []
     texts = [f"{count_text(each.tokens, 'token')} per step by {each.method}" for each in drafts]
-    yields = list_text([f"{each.worker} is taken to yield {each.mean_tokens:.3g}" for each in drafts])
+    names = ["a step"] if len(drafts) == 1 else [each.worker for each in drafts]
+    pairs = zip(names, drafts, strict=True)
+    yields = list_text([f"{name} is taken to yield {each.mean_tokens:.3g}" for name, each in pairs])
     note = f"{yields}, if your traffic accepts as many as was assumed"
     return [KeyFigure("Drafts", list_text([*dict.fromkeys(texts)]), note)]
 
@@ -790,7 +795,8 @@ def input_bases(plan: Plan) -> dict[str, Basis]:
     is_listed = any(price.date for price in plan.prices if price.gpu in bought)
     values["prices"] = "listed" if is_listed else "given"
     if plan.fleet.is_disaggregated:
-        values["the KV link"] = "given"
+        is_default = Assumption("default-link") in plan.certificate.assumptions
+        values["the KV link"] = "estimated" if is_default else "given"
     if plan.power is not None:
         values["power"] = "estimated"
     return values

@@ -221,7 +221,8 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
             else f"alone {in_unit(alone, plan.unit)}{by_gpu}"
         )
         kept_in, headroom = llm_plan.kept_in, screen.headroom_of(llm_plan)
-        kept = "" if kept_in is None else f"kept in {kept_text(kept_in)}{screen.grown_text(llm_plan)}"
+        kept = "" if kept_in is None else f"{kept_text(kept_in)}{screen.grown_text(llm_plan)}"
+        kept = f"kept in {kept}" if kept_in is not None and kept_in.scenario_count else kept
         if not llm_plan.verdict.holds:
             kept = "its SLO is missed in the simulation"
         holds = "" if headroom is None else screen.holds_text(headroom)

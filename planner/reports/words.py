@@ -227,7 +227,9 @@ def is_free(certificate: Certificate) -> bool:
 
 def cheaper_text(certificate: Certificate) -> str:
     """How many of the cheaper fleets of level 0 the plan's search simulated (`excluded_text`)."""
-    less = "smaller" if is_free(certificate) else "cheaper"
+    # Nothing costs less than the bound: fleets below one that costs as much leave more of its nodes idle.
+    is_at_bound = certificate.objective == "cost" and certificate.level0 < certificate.bound + SAME_USD
+    less = "smaller" if is_free(certificate) or is_at_bound else "cheaper"
     return excluded_text(certificate.cheaper, certificate.cheaper_simulated, less)
 
 

@@ -24,6 +24,7 @@ from planner.runtime.replanned import MOST_TIMES, Replanned
 from planner.runtime.step_fits import includes_other_processes
 from planner.simulator.layout import FINISHED
 from planner.slo_metrics import METRICS, verdict_word
+from planner.traffic.trace import Trace
 from planner.units import percentile_name, show_error, show_s, show_share
 
 Floats = npt.NDArray[np.float64]
@@ -220,7 +221,8 @@ def verdict_text(validation: Validation) -> str:
             kept_word = "kept" if client.measured_verdict.holds else "MISSED"
             text += f" By the client's clock, router and network included, it was {kept_word}."
     if validation.replanned is not None:
-        text += f" {_replanned_sentence(validation.replanned, validation.plan_fleet)}"
+        traffic = validation.setup.plan[1] if validation.setup.plan else validation.setup.trace
+        text += f" {_replanned_sentence(validation.replanned, validation.plan_fleet, traffic)}"
     largest_frac = max(stolen_frac_by_engine(validation).values(), default=0.0)
     if largest_frac > MOST_STOLEN_FRAC:
         text += (
@@ -280,12 +282,13 @@ def _tolerances_used(row: PercentileRow) -> float:
     return math.inf if row.error_frac else 0.0
 
 
-def _replanned_sentence(replanned: Replanned, fleet: Fleet) -> str:
-    """A sentence on whether the plan's `fleet` keeps the SLO with corrected step times, and on the smallest
-    fleet that does. Fields of `replanned` with `before` are by the plan's own step times, with `after` by the
-    corrected.
+def _replanned_sentence(replanned: Replanned, fleet: Fleet, traffic: Trace) -> str:
+    """A sentence on whether the plan's `fleet` keeps the SLO on `traffic` with corrected step times, and on
+    the smallest fleet that does. Fields of `replanned` with `before` are by the plan's own step times, with
+    `after` by the corrected.
     """
     keeps_word = "keeps" if replanned.kept_after else "MISSES"
+    rate_text = f" at {traffic.rate_rps:.3g}/s" if traffic.duration_s > 0 else ""
     by_own_fits = "as by its own fits"
     if replanned.kept_before != replanned.kept_after:
         by_own_fits = f"by its own fits it {'keeps' if replanned.kept_before else 'misses'} it"
@@ -297,8 +300,9 @@ def _replanned_sentence(replanned: Replanned, fleet: Fleet) -> str:
         "the fewest workers that keep it" if replanned.is_exact else "workers of which no pool can spare one"
     )
     return (
-        f"With the corrected fits the plan ({describe_fleet(fleet)}) {keeps_word} the SLO on its whole "
-        f"traffic in the simulation, {by_own_fits}; {fewest_text}: {by_corrected}, by its own fits {by_own}."
+        f"With the corrected fits the plan ({describe_fleet(fleet)}) {keeps_word} the SLO on "
+        f"{len(traffic):,} requests{rate_text} in the simulation, {by_own_fits}; {fewest_text}: "
+        f"{by_corrected}, by its own fits {by_own}."
     )
 
 

@@ -240,6 +240,7 @@ QUESTIONS = [
     Case("slo: empty", r"slo.yaml: the top level is empty, expected a mapping", {"slo.yaml": ""}),
     Case("slo: list at top", r"slo.yaml: the top level is a list", {"slo.yaml": "- llm: x\n"}),
     Case("slo: syntax", r"slo.yaml, line 2: is not valid YAML", {"slo.yaml": "llm: x\nslo: {ttft: [}\n"}),
+    Case("slo: two documents", r"slo.yaml, line 2: is several YAML", {"slo.yaml": "llm: x\n---\nllm: y\n"}),
     Case("slo: tab", r"slo.yaml, line 2: is not valid YAML", {"slo.yaml": "slo:\n\tttft: 1\n"}),
     Case("slo: duplicate key", r"slo.yaml, line 4: .*'llm' is given twice", {"slo.yaml": SLO + "llm: x\n"}),
     Case("slo: bomb", r"slo.yaml, line \d+: .*more than 200000 values", {"slo.yaml": bomb()}),

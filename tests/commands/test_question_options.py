@@ -151,6 +151,7 @@ def test_another_word_for_a_metric_is_understood() -> None:
         ("traffic", "rps", "rate"),
         ("traffic", "output_tokens", "output"),
         ("traffic", "concurrency", "agents: NUMBER"),
+        ("traffic", "users", "rate: requests/s of all of them"),
         ("fleet", "tp", "tp of a worker in fleet.yaml"),
         ("limits", "budget", "cost"),
         ("slo", "throughput", "objective: throughput, the most traffic that keeps the SLO"),

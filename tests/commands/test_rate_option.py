@@ -8,7 +8,9 @@ import typer
 from planner.commands.shared_options import _rate_rps
 
 
-@pytest.mark.parametrize("text", ["4", "4 req/s", "4 requests/s", "240 req/min"])
+@pytest.mark.parametrize(
+    "text", ["4", "4 req/s", "4 requests/s", "240 req/min", "14400 requests/h", "14400/h"]
+)
 def test_a_rate_may_have_the_units_of_slo_yaml(text: str) -> None:
     """`plan simulate --rate '4 req/s'` was "unable to parse string as a number"; `plan --rate` takes it."""
     assert _rate_rps(text) == 4.0

@@ -441,3 +441,11 @@ def test_a_file_that_is_no_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"\xff\xfe{")
     with pytest.raises(CatalogError, match=r"is not JSON"):
         llm_from_config(tmp_path)
+
+
+def test_a_relative_path_names_the_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`llm: ./config.json` was named ".": manifests served that, and no other folder could read plan.yaml."""
+    write_config(tmp_path, LLAMA)
+    monkeypatch.chdir(tmp_path)
+    for path in (Path(), Path("config.json")):
+        assert llm_from_config(path).name == str(tmp_path)

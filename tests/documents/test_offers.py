@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,13 @@ def test_a_provider_and_a_term_price_the_gpus_in_stock(folder: Path) -> None:
     assert [gpu.price_usd_per_h for gpu in task.priced_gpus(mine)] == [2.0] and task.reserved == {"h100-80g"}
     (price,) = list_prices(task, mine, task.priced_gpus(mine))
     assert price == Price("h100-80g", 2.0, "acme, reserved-1y: a contract", "2026-11-20")
+
+
+def test_a_cap_without_a_row_has_the_listed_price_of_its_gpu() -> None:
+    """It had no source and no date: the screen said "given", and nobody was warned that it is old."""
+    task = asked(gpus=["h100", "h100@400W"])
+    uncapped, capped = list_prices(task, CATALOG, task.priced_gpus(CATALOG))
+    assert capped == replace(uncapped, gpu="h100-80g@400W") and capped.date
 
 
 def test_a_price_of_ones_own_comes_before_the_providers(folder: Path) -> None:

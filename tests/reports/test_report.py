@@ -30,7 +30,13 @@ from planner.fleet import Fleet
 from planner.reports import charts, curves, drawing, figures, output, report, rows, screen
 from planner.reports.page import inline_html
 from planner.reports.page import page_html as make_page
-from planner.reports.words import alternative_note, alternative_notes, excluded_text, proof_lines
+from planner.reports.words import (
+    alternative_note,
+    alternative_notes,
+    cheaper_text,
+    excluded_text,
+    proof_lines,
+)
 from planner.simulator.layout import FINISHED, run_seconds
 from planner.simulator.replay import simulate
 from planner.solvers.repeats import Interval, Repeats
@@ -337,6 +343,13 @@ def test_of_a_plan_that_costs_nothing_the_others_are_smaller() -> None:
     assert screen.why_title(free) == "Why not smaller"
     assert "each of the fleets with one worker type per pool that are smaller misses" in text
     assert "all 20 smaller ones" in text and "cheaper" not in text
+
+
+def test_nothing_is_cheaper_than_a_fleet_at_the_bound() -> None:
+    """With one node sold whole, "all 5 cheaper ones" were fleets on fewer GPUs of that node."""
+    certificate = replace(a_plan().certificate, level0=23.92, bound=23.92, cheaper=5, cheaper_simulated=5)
+    assert cheaper_text(certificate).startswith("all 5 smaller ones")
+    assert cheaper_text(replace(certificate, bound=2.99)).startswith("all 5 cheaper ones")
 
 
 @pytest.mark.parametrize(

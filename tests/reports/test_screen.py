@@ -14,6 +14,7 @@ from plans import LIMITS, a_plan, a_pool, a_robustness, a_simulation, a_trace, m
 from planner.documents.certificate import Alternative, Throughput, certificate_document, read_certificate
 from planner.documents.facts import (
     Answered,
+    Assumption,
     CheaperMiss,
     Commitment,
     Drafts,
@@ -388,6 +389,15 @@ def test_what_rests_on_a_roofline_is_called_unchecked() -> None:
     assert "won over" not in screen.verdict_text(plan)
 
 
+def test_a_link_that_nobody_stated_is_not_given() -> None:
+    """The planner's 50 GB/s were "given: the KV link" to who had written nothing of a network."""
+    plan = answered()
+    stated = replace(plan.certificate, assumptions=())
+    unstated = replace(plan.certificate, assumptions=(Assumption("default-link"),))
+    assert screen.input_bases(replace(plan, certificate=stated))["the KV link"] == "given"
+    assert screen.input_bases(replace(plan, certificate=unstated))["the KV link"] == "estimated"
+
+
 def test_prices_are_given_where_those_of_the_bought_gpus_are() -> None:
     """The price of the GPU that was bought was given; that of another one, which was compared, was listed."""
     plan = answered()
@@ -677,5 +687,5 @@ def test_drafts_are_on_the_first_screen() -> None:
     with_drafts = replace(plan, certificate=replace(plan.certificate, assumptions=(drafts,)))
     (figure,) = [each for each in screen.key_figures(with_drafts) if each.name == "Drafts"]
     assert figure.value == "3 tokens per step by mtp"
-    assert "h100-80g tp2 is taken to yield 2.4" in figure.note
+    assert "a step is taken to yield 2.4" in figure.note
     assert all(each.name != "Drafts" for each in screen.key_figures(plan))

@@ -80,6 +80,17 @@ def test_the_verdict_says_what_to_buy_for_whom_and_how_far_each_holds() -> None:
     )
 
 
+def test_an_llm_that_was_not_tested_is_kept_in_no_scenarios() -> None:
+    """It was "kept in: code 0 of 0 scenarios"."""
+    both = shared()
+    certificate = both.plans["code"].certificate
+    answers = tuple(replace(each, kept_in=KeptIn(0, 0, 0.0, 1.0, "open")) for each in certificate.answers)
+    untested = replace(both.plans["code"], certificate=replace(certificate, answers=answers))
+    shown = replace(both, plans=both.plans | {"code": untested})
+    assert "code not tested, as no time was left." in shared_screen.verdict_text(shown)
+    assert "0 of 0" not in str(shared_screen.answer_cards(shown))
+
+
 def test_how_to_plan_for_a_loss_is_said() -> None:
     """ "Costs the same" was said of other fleets than the plan's, and no way to get them."""
     both = shared()

@@ -600,6 +600,8 @@ def test_a_rehearsal_agrees_with_the_simulator_and_writes_it_all(
     assert told == json.loads((folder / "out" / "validation.json").read_text())
     assert (told["finished"], told["failed"], told["rejected"]) == (100, 0, 0)
     assert told["verdict"].startswith("A rehearsal: its engines take as long as the fits say")
+    # It said "on its whole traffic" of a minute at a lower rate, too.
+    assert f"MISSES the SLO on 100 requests at {trace.rate_rps:.3g}/s in the simulation" in told["verdict"]
     assert told["times"] == "engines' step logs" and told["slo_kept"] is False
     for row in told["errors"]:
         if row["percentile"] == "p50":

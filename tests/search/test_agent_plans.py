@@ -306,5 +306,5 @@ def test_the_note_on_agents_names_no_rate_and_says_what_their_time_leaves_out() 
     planned = fleetplan.plan({"ttft": {"p90": "1 s"}}, **QUESTION)
     assert isinstance(planned, PlanResult)
     note = planned.plan.traffic_note
-    assert "of 12 agents, drawn by seed" in note and note.endswith(", were answers instant")
+    assert "of 12 agents, drawn by seed" in note and note.endswith(" (if answers took no time)")
     assert "requests/s" not in note

@@ -17,7 +17,7 @@ from planner.errors import InputError
 from planner.traffic.formats import NO_OUTPUT
 from planner.traffic.frames import trace_of
 from planner.traffic.logs import gather
-from planner.traffic.logs.gather import FAILED, FROM_CACHE, HALVES
+from planner.traffic.logs.gather import FAILED, FROM_CACHE, HALVES, NO_TIME
 from planner.traffic.logs.log_columns_map import parse_columns
 from planner.traffic.logs.log_reading import LogOptions
 from planner.traffic.trace import Trace
@@ -224,6 +224,15 @@ def test_a_user_of_an_access_log_may_have_spaces(read: Read, user: str) -> None:
     plain = read(content, "access.log")
     found = read(text, "access.log")
     assert lengths(found) == lengths(plain) and found.arrival_s.tolist() == plain.arrival_s.tolist()
+
+
+def test_a_request_without_a_time_is_left_out(read: Read) -> None:
+    """One null among thousands of rows refused the whole log, and nothing named a remedy."""
+    rows = [f'{{"created_at": "{date(k)}", "prompt_tokens": 5, "completion_tokens": 4}}' for k in range(8)]
+    rows[3] = '{"created_at": null, "prompt_tokens": 5, "completion_tokens": 4}'
+    trace = read("\n".join(rows), "log.jsonl")
+    assert len(trace) == 7 and trace.dropped == {NO_TIME: 1}
+    assert "1 of 8 requests (12.5%) are left out" in trace.warnings[0]
 
 
 def test_an_answer_that_never_came_is_no_request(read: Read) -> None:

@@ -74,6 +74,7 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
         ),
         _first_token(problem),
         KvLink(task.network.bandwidth_bytes_per_s, task.network.transfer),
+        *([Assumption("default-link")] if fleet.is_disaggregated and not task.is_network_stated else ()),
         Assumption("steady-state"),
         window_of(simulation),
         *_bound_facts(problem),

@@ -826,11 +826,11 @@ def list_prices(task: PlanQuestion, catalog: Catalog, gpus: Sequence[Gpu]) -> tu
             source = f"{offer.provider}, {offer.term}: {offer.source}"
             rows.append(facts.Price(gpu.name, gpu.price_usd_per_h, source, offer.date))
             continue
-        provenance = catalog.provenance.get(gpu.name)
+        is_listed = not gpu.name.endswith(SPOT) and bool({gpu.name, gpu.base} & catalog.provenance.keys())
         source, date = "", ""
         if gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h:
             source = "slo.yaml"
-        elif provenance is not None:
-            source, date = provenance.price_source, provenance.price_date
+        elif is_listed:  # A capped GPU without a row has the price of its uncapped one.
+            source, date = catalog.provenance[gpu.name].price_source, catalog.provenance[gpu.name].price_date
         rows.append(facts.Price(gpu.name, gpu.price_usd_per_h, source, date))
     return tuple(rows)

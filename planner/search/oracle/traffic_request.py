@@ -122,7 +122,7 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
         # Rescaling and cutting round the arrivals, so those within sessions are computed anew.
         requests = with_nominal_arrivals(requests)
     # The arrivals of a trace of sessions are those that there would be if answers took no time.
-    waits = ", were answers instant" if requests.after.size else ""
+    waits = " (if answers took no time)" if requests.after.size else ""
     note += f", {task.window or 'whole trace'}: {len(requests):,} requests in {show_s(requests.duration_s)}"
     note += waits
     if not requests.duration_s > 0:

@@ -36,6 +36,7 @@ FAILED = "failed requests"
 FROM_CACHE = "answers from the gateway's cache"
 HALVES = "further rows of a request that is counted (halves of a stream, retries)"
 BLANK = "blank lines"
+NO_TIME = "no time"
 _HASH_DIGITS = 16  # Hex digits of a tenant's hash: 64 bits, so no two tenants become one.
 # A column of tenants with one of these words in its name holds keys of an API, which must not be shown.
 _SECRET_WORDS = ("api_key", "apikey", "authorization", "token", "key")
@@ -86,8 +87,8 @@ class Gatherer:
         """
         column_names = self.columns.by_role()
         # A row with a time is not blank, so the other columns are checked only if some row has no time.
-        blank = is_missing(table[self.clock.name])
-        if blank.any():
+        timeless = blank = is_missing(table[self.clock.name])
+        if timeless.any():
             blank = np.logical_and.reduce([is_missing(table[name]) for name in set(column_names.values())])
         keep = ~blank
         self.dropped[BLANK] += int(blank.sum())
@@ -98,6 +99,8 @@ class Gatherer:
             if reason == FAILED and self.columns.request_id:
                 self._ids_failed.append(self._hashes(table[self.columns.request_id][left_out]))
             keep &= ~mask
+        self.dropped[NO_TIME] += int((keep & timeless).sum())
+        keep &= ~timeless
         inputs, outputs = (self._token_counts(line, table, role, keep, where) for role in ("input", "output"))
         self.dropped[formats.NO_OUTPUT] += int((keep & (outputs == 0)).sum())
         self.dropped[formats.NO_INPUT] += int((keep & (inputs == 0) & (outputs > 0)).sum())
@@ -300,7 +303,9 @@ class Gatherer:
         """A warning about the share of failed requests; `request_count` is the number of all other requests.
         Raises TraceError if the share is too large.
         """
-        failed = {reason: self.dropped[reason] for reason in (FAILED, formats.NO_INPUT, formats.NO_OUTPUT)}
+        failed = {
+            reason: self.dropped[reason] for reason in (FAILED, NO_TIME, formats.NO_INPUT, formats.NO_OUTPUT)
+        }
         failed_count = sum(failed.values())
         share = failed_count / (request_count + failed_count)
         failed_reasons = _rows_text(failed)
