@@ -38,7 +38,9 @@ def test_a_fleet_that_rejects_requests_never_keeps_the_slo() -> None:
 def test_what_is_exact_names_the_types_that_were_too_small() -> None:
     plan = a_plan(mixed("h100-80g", 1, 1))
     small = Refuted("l4-24g tp1 2048", RequestTooLong(9_000, 20_000))
-    certificate = replace(plan.certificate, refuted=(small,), level0_exact=True, level0=1.0, cheaper=3)
+    certificate = replace(
+        plan.certificate, refuted=(small,), level0_exact=True, level0=1.0, bound=0.5, cheaper=3
+    )
     said = level0_line(certificate)
     assert "exactly: " in said
     assert said.endswith(
