@@ -9,6 +9,7 @@ sound is refused.
 """
 
 import contextlib
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -111,7 +112,7 @@ def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
     hidden = hidden_size(shape)
     groups = _group_layers(shape, formats)
     # A whole path: plans and manifests are read in other folders than this one.
-    name = str((file.parent if file.name == "config.json" else file).absolute())
+    name = os.path.normpath((file.parent if file.name == "config.json" else file).absolute())
     fields: dict[str, Any] = {
         "name": name,
         "hidden": hidden,

@@ -447,5 +447,6 @@ def test_a_relative_path_names_the_whole_one(tmp_path: Path, monkeypatch: pytest
     """`llm: ./config.json` was named ".": manifests served that, and no other folder could read plan.yaml."""
     write_config(tmp_path, LLAMA)
     monkeypatch.chdir(tmp_path)
-    for path in (Path(), Path("config.json")):
+    (tmp_path / "out").mkdir()
+    for path in (Path(), Path("config.json"), Path("out/../config.json")):
         assert llm_from_config(path).name == str(tmp_path)
