@@ -51,6 +51,7 @@ from planner.simulator.slo_verdict import WindowResult, attained_in_windows, in_
 from planner.solvers.master import FleetLimits
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.solvers.whole_nodes import node_of
+from planner.traffic.described import Description
 from planner.traffic.trace import Trace, window_numbers
 from planner.units import DAY_S, HOUR_S, show_s, show_share
 
@@ -902,9 +903,12 @@ def _short_day_warnings(trace: Trace) -> tuple[str, ...]:
     """A warning if the traffic is much shorter than a day."""
     if trace.duration_s >= SHORT_DAY_S:
         return ()
+    remedy, drawn = "give or draw traffic of a whole day", trace.drawn_from
+    if isinstance(drawn, Description) and drawn.duration_s < (curve_s := drawn.every_s * len(drawn.rate_rps)):
+        remedy = f"it is the busiest part of {show_s(curve_s)}: traffic: duration: 24 h draws a whole day"
     return (
         f"the traffic lasts {show_s(trace.duration_s)}, not a day: costs are of that time alone, and say "
-        "nothing of other hours; give or draw traffic of a whole day",
+        f"nothing of other hours; {remedy}",
     )
 
 

@@ -568,7 +568,10 @@ def _prefix_cache_figures(plan: Plan) -> list[KeyFigure]:
     if (hit_frac := plan.simulation.token_hit_frac) is None:
         return []
     note = "the engines must have them on; policies: {prefix_cache: false} plans without"
-    return [KeyFigure("Prefix caches", f"{show_share(hit_frac)} of prompt tokens hit", note)]
+    hits = f"{show_share(hit_frac)} of prompt tokens hit"
+    if (reload_frac := plan.simulation.token_reload_frac) is not None:
+        hits += f", {show_share(reload_frac)} come back from KV offload"
+    return [KeyFigure("Prefix caches", hits, note)]
 
 
 def _drafts_figures(plan: Plan) -> list[KeyFigure]:

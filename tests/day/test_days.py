@@ -17,7 +17,7 @@ from plans import CATALOG
 
 import fleetplan
 from planner import cli
-from planner.day import day_page
+from planner.day import day_page, day_study
 from planner.day.day_api import DayResult, elastic_pools, progress_of_fleet
 from planner.day.day_fleets import ON_PAPER, cheapest_fleet
 from planner.day.day_settings import parse_day
@@ -27,6 +27,8 @@ from planner.documents.startup_times import read_startup
 from planner.documents.task import parse_task
 from planner.fleet import Fleet
 from planner.search.problem.bill import bill_fleet
+from planner.traffic.described import Description, draw_requests
+from planner.traffic.lengths import Lognormal
 
 STANDING = {
     "llm": "meta-llama/Llama-3.1-8B",
@@ -76,6 +78,19 @@ def test_what_stands_has_the_price_of_a_plan(found: DayResult) -> None:
     assert table["static"][2] == f"{listed_usd_per_h:,.2f}"
     assert f"{listed_usd_per_h:,.2f} USD per hour" in day_page.standing_line(found.answer)
     assert any("not a day" in warning for warning in day["warnings"])
+
+
+def test_a_day_of_a_described_week_says_how_to_draw_it() -> None:
+    """Of a week 28 minutes were drawn, and the warning said neither that nor what draws a day."""
+    week = Description(
+        tuple(np.linspace(1.0, 6.0, 168).tolist()),
+        300.0,
+        Lognormal(800, 1.0),
+        Lognormal(200, 1.0),
+        every_s=3600.0,
+    )
+    (warning,) = day_study._short_day_warnings(draw_requests(week, seed=0))
+    assert "it is the busiest part of 168.0 h: traffic: duration: 24 h draws a whole day" in warning
 
 
 def test_what_is_saved(found: DayResult, tmp_path: Path) -> None:

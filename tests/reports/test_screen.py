@@ -389,6 +389,15 @@ def test_what_rests_on_a_roofline_is_called_unchecked() -> None:
     assert "won over" not in screen.verdict_text(plan)
 
 
+def test_what_comes_back_from_kv_offload_is_said_beside_the_hits() -> None:
+    """A plan whose engines need CPU memory said so in the report alone."""
+    plan = answered()
+    tokens = plan.simulation.input_tokens
+    simulation = replace(plan.simulation, cached_tokens=tokens // 2, reloaded_tokens=np.zeros_like(tokens))
+    hits = {each.name: each.value for each in screen.key_figures(replace(plan, simulation=simulation))}
+    assert hits["Prefix caches"].endswith("% of prompt tokens hit, 0 % come back from KV offload")
+
+
 def test_a_link_that_nobody_stated_is_not_given() -> None:
     """The planner's 50 GB/s were "given: the KV link" to who had written nothing of a network."""
     plan = answered()

@@ -86,7 +86,7 @@ def test_an_llm_that_was_not_tested_is_kept_in_no_scenarios() -> None:
     certificate = both.plans["code"].certificate
     answers = tuple(replace(each, kept_in=KeptIn(0, 0, 0.0, 1.0, "open")) for each in certificate.answers)
     untested = replace(both.plans["code"], certificate=replace(certificate, answers=answers))
-    shown = replace(both, plans=both.plans | {"code": untested})
+    shown = replace(both, plans={**both.plans, "code": untested})
     assert "code not tested, as no time was left." in shared_screen.verdict_text(shown)
     assert "0 of 0" not in str(shared_screen.answer_cards(shown))
 
