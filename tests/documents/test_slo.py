@@ -42,6 +42,7 @@ def test_the_example_of_the_design(catalog: Catalog) -> None:
         stock={"a100-80g": 64, "h100-80g": 32, "h100-80g@350W": 32},
         rate_rps=20.0,
         network=Network(bandwidth_bytes_per_s=50e9),
+        is_network_stated=True,
         power_limit_w=80_000.0,
         cost_limit_usd_per_h=500.0,
         engine=default_engine(catalog.engines.values()),

@@ -73,8 +73,7 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
             routing=policies.routing,
         ),
         _first_token(problem),
-        KvLink(task.network.bandwidth_bytes_per_s, task.network.transfer),
-        *([Assumption("default-link")] if fleet.is_disaggregated and not task.is_network_stated else ()),
+        *_link_facts(problem, fleet),
         Assumption("steady-state"),
         window_of(simulation),
         *_bound_facts(problem),
@@ -137,6 +136,14 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
     if problem.slo_reference is not None:
         facts.append(problem.slo_reference)
     return tuple(facts)
+
+
+def _link_facts(problem: Problem, fleet: Fleet) -> list[Assuming]:
+    """The link that carries KV blocks, and whether its figures are the planner's own."""
+    task = problem.task
+    link = KvLink(task.network.bandwidth_bytes_per_s, task.network.transfer)
+    is_default = fleet.is_disaggregated and not task.is_network_stated
+    return [link, Assumption("default-link")] if is_default else [link]
 
 
 def _first_token(problem: Problem) -> Assumption:
