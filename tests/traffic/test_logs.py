@@ -235,6 +235,13 @@ def test_a_request_without_a_time_is_left_out(read: Read) -> None:
     assert "1 of 8 requests (12.5%) are left out" in trace.warnings[0]
 
 
+def test_the_id_of_an_answer_tells_rows_that_are_there_twice(read: Read) -> None:
+    """A proxy's log whose rows were exported twice had twice the requests. Other ids may be of users."""
+    rows = [f"{date(k)},5,4,ID-{k % 3}\n" for k in range(6)]
+    log = "created_at,prompt_tokens,completion_tokens,id\n" + "".join(rows)
+    assert len(read(log.replace("ID", "chatcmpl"))) == 3 and len(read(log)) == 6
+
+
 def test_an_answer_that_never_came_is_no_request(read: Read) -> None:
     """One of six has no output: 16.7 %, said first."""
     rows = "".join(f"{date(k)},5,{'' if k == 3 else 4}\n" for k in range(6))

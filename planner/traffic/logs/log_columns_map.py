@@ -233,12 +233,20 @@ def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
     taken = set(column_by_role.values())  # A column has one role.
     for role, likely in _LIKELY_NAMES.items():
         column_by_role[role] = _column_named(sample, role, likely, taken)
+    if not column_by_role["request_id"] and _has_answer_ids(sample):
+        column_by_role["request_id"] = "id"
     missing = [role for role in ("input", "output") if not column_by_role[role]]
     if not arrival and not (end and duration):
         missing.insert(0, "arrival")
     if missing or doubts:
         raise _unsure_error(sample, column_by_role, units, missing, doubts, where)
     return Columns(**column_by_role, units=units)
+
+
+def _has_answer_ids(sample: pd.DataFrame) -> bool:
+    """Whether a column `id` has the ids of answers that servers with OpenAI's API give (chatcmpl-9f3)."""
+    ids = sample["id"].dropna().astype(str) if "id" in sample else pd.Series(dtype=str)
+    return bool(len(ids) and ids.str.fullmatch("(chat)?cmpl-.+").all())
 
 
 def _local_date_column(sample: pd.DataFrame) -> tuple[str, str, bool] | None:
