@@ -5,9 +5,9 @@ These kinds of memory are called tiers. A choice gives each tier a size: memory 
 a whole. The memory that comes with a node is free; the cost of more memory is added to the price of every
 GPU, so that the search weighs it against GPUs. For each choice, the cheapest fleet on paper is searched. The
 study begins with the CPU memory that comes with a node, and no disk. It moves to larger and smaller sizes,
-one tier at a time, as long as GPUs and tiers together become cheaper. The choice without any tier is always
-searched too, so the answer never costs more than without tiers. If choices are equally cheap, the one with
-the least memory is taken.
+one tier at a time, as long as GPUs and tiers together become cheaper, or to larger ones as long as there is
+no fleet. The choice without any tier is always searched too, so the answer never costs more than without
+tiers. If choices are equally cheap, the one with the least memory is taken.
 
 The break-even of a tier is the shortest prefix that a worker loads from the tier sooner than it computes the
 prefix:
@@ -261,7 +261,9 @@ def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierAnswer]) -> T
                 next_indices = list(indices)
                 next_indices[axis] += step
                 candidate = answer(TierSizes(axes[0][next_indices[0]], axes[1][next_indices[1]]))
-                if not _is_better(candidate, current):
+                # Without a fleet yet, larger sizes are searched on, as more memory may be what it takes.
+                is_hopeful = math.isinf(current.usd_per_h) and step > 0
+                if not (is_hopeful or _is_better(candidate, current)):
                     break
                 indices, current, moved = next_indices, candidate, True
     best = current if _is_better(current, best) else best
@@ -275,7 +277,7 @@ def _is_better(one: TierAnswer, other: TierAnswer) -> bool:
     """Whether `one` is cheaper, or as cheap with less memory."""
     if math.isinf(one.usd_per_h) and math.isinf(other.usd_per_h):
         return False  # Neither has a fleet.
-    if abs(one.usd_per_h - other.usd_per_h) <= ROUNDING * other.usd_per_h:
+    if math.isclose(one.usd_per_h, other.usd_per_h, rel_tol=ROUNDING):  # Never if one has no fleet.
         return one.sizes.total_bytes < other.sizes.total_bytes
     return one.usd_per_h < other.usd_per_h
 
@@ -283,14 +285,21 @@ def _is_better(one: TierAnswer, other: TierAnswer) -> bool:
 def _answer_with_tiers(
     study: Study, task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier], work_s: float
 ) -> TierAnswer:
-    """The cheapest fleet on paper with these tiers. The search for it may take `work_s` on its own clock."""
+    """The cheapest fleet on paper with these tiers. The search for it may take `work_s` on its own clock.
+
+    A limit on cost is of GPUs and tiers together.
+    """
+    task, store_cost_usd_per_h = with_tiers(task, sizes, tiers), store_usd_per_h(sizes, tiers)
+    if (limit_usd_per_h := task.cost_limit_usd_per_h) is not None:
+        if limit_usd_per_h <= store_cost_usd_per_h:
+            return TierAnswer(sizes, usd_per_h=math.inf, tiers_usd_per_h=0.0)
+        task = replace(task, cost_limit_usd_per_h=limit_usd_per_h - store_cost_usd_per_h)
     try:
-        problem, fleet_search = study.find_paper_fleet(with_tiers(task, sizes, tiers), work_s)
+        problem, fleet_search = study.find_paper_fleet(task, work_s)
     except InfeasibleError as error:
         return TierAnswer(sizes, usd_per_h=math.inf, tiers_usd_per_h=0.0, is_exhausted=error.is_proved)
     fleet = problem.oracle.fleet(fleet_search.best)
     simulation = simulate(fleet, problem.trace)
-    store_cost_usd_per_h = store_usd_per_h(sizes, tiers)
     usd_per_h = objective_paid(problem, fleet_search.best) + store_cost_usd_per_h
     # What is paid for the GPUs alone. Idle GPUs of nodes sold whole pay for memory and disk too.
     bare_usd_per_h = paid_usd_per_h(

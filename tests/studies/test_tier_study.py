@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,9 +130,13 @@ def test_the_best_tiers_are_said_in_words() -> None:
     )
 
 
-def test_searches_that_are_cut_short_prove_nothing() -> None:
+def test_searches_that_are_cut_short_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(study: Study, task: PlanQuestion, sizes: TierSizes, *_: object) -> TierAnswer:
+        return TierAnswer(sizes, math.inf, 0.0, is_exhausted=False)
+
+    monkeypatch.setattr(tier_study, "_answer_with_tiers", stopped)
     with pytest.raises(InfeasibleError, match="searches were cut short") as caught:
-        choose_tiers(Study(documents(0), CATALOG, most_work_s=1e-6), question(), TIERS)
+        choose_tiers(Study(documents(0), CATALOG), question(), TIERS)
     assert not caught.value.is_proved
 
 
@@ -173,3 +178,33 @@ def test_sizes_are_searched_one_tier_at_a_time() -> None:
 
     assert tier_study.search_sizes(grid, answer).sizes == TierSizes(16e9, 50e9)
     assert replace(asked[0]) == TierSizes()
+
+
+def test_tiers_that_alone_make_a_fleet_possible_are_found() -> None:
+    """Without a tier, and with less than 32 GB, there is no fleet: an infinite price counted as equal to
+    every other, and the answer was that no fleet keeps the SLO with any tier.
+    """
+    grid = tier_grid({"cpu": TIERS["cpu"]}, may_share=False)
+
+    def answer(sizes: TierSizes) -> tier_study.TierAnswer:
+        has_fleet = sizes.memory_bytes >= 32e9
+        return tier_study.TierAnswer(sizes, 2.0 + sizes.memory_bytes / 64e9 if has_fleet else math.inf, 0.0)
+
+    assert tier_study.search_sizes(grid, answer).sizes == TierSizes(32e9)
+
+
+def test_a_limit_on_cost_is_of_gpus_and_store_together() -> None:
+    """A store of 365 GB costs 1.50 USD/h: 0.50 of 2 USD/h is left for GPUs, and nothing of 1.50."""
+    limits: list[float | None] = []
+
+    class Searched:
+        def find_paper_fleet(self, task: PlanQuestion, work_s: float) -> Any:
+            limits.append(task.cost_limit_usd_per_h)
+            raise InfeasibleError("none", kind="capacity", constraint="cost", is_proved=True)
+
+    study: Any = Searched()
+    for limit in ("2 usd/h", "1.5 usd/h"):
+        asked = question(limits={"cost": limit})
+        store = TierSizes(store_bytes=365e9)
+        assert tier_study._answer_with_tiers(study, asked, store, TIERS, 1.0).usd_per_h == math.inf
+    assert limits == [pytest.approx(0.5)]
