@@ -164,7 +164,7 @@ def offer_documents(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None
     if task is not None:
         owned = task.owned.get(gpu.name, 0)
     worker_gpus = {_gpus_of_worker(pool) for pool in plan["workers"] if row_of(pool["gpu"]) == gpu.name}
-    counts = [] if task is None else [task.stock_of(gpu, worker_gpus), task.gpu_limit]
+    counts = [] if task is None else [task.stock_of(gpu, worker_gpus), _gpus_in_limit(plan, gpu.name, task)]
     stock = min((count for count in counts if count is not None), default=None)
     owned_offer = {"reserved": f"{electricity_usd_per_h(gpu.name + OWNED):.12g} usd/h", "owned": owned}
     if owned and not is_reserved:
@@ -175,6 +175,16 @@ def offer_documents(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None
         rented = {} if stock is None else {"stock": stock - owned}
         return {gpu.name: offer | rented, gpu.name + OWNED: owned_offer}
     return {gpu.name: offer | ({} if stock is None else {"stock": stock})}
+
+
+def _gpus_in_limit(plan: Mapping[str, Any], gpu: str, task: PlanQuestion) -> int | None:
+    """How many of this GPU are in as many equal parts of the plan's fleet as `limits: {gpus}` allows; of a
+    plan with this GPU alone the limit itself.
+    """
+    of_part = _gpus_of_part(plan)
+    if task.gpu_limit is None or len(of_part) == 1:
+        return task.gpu_limit
+    return task.gpu_limit // sum(of_part.values()) * of_part[gpu]
 
 
 def _written_usd_per_h(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> float:
@@ -207,12 +217,12 @@ def _round_up(rate_rps: float) -> float:
     return math.ceil(rate_rps / step - ROUNDING) * step
 
 
-def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
-    """A row of `capacity`: the smallest part into which a plan's fleet divides evenly, with its share of the
-    rate. For a single mixed pool that is one worker. `gpus` has the plan's GPUs by name.
+def _workers_of_plan(
+    plan: Mapping[str, Any],
+) -> tuple[Counter[tuple[str, str, str]], dict[tuple[str, str, str], int]]:
+    """The workers of each kind of pool, and the GPUs of one of them. Pools that differ in nothing but how
+    their GPUs are paid (owned, rented, on spot) are one kind: (role, GPU, all settings as text).
     """
-    # Pools that differ in nothing but how their GPUs are paid (owned, rented, on spot) count as one pool:
-    # (role, GPU, all settings as text) -> workers, and GPUs of a worker.
     workers = Counter[tuple[str, str, str]]()
     worker_gpus: dict[tuple[str, str, str], int] = {}
     for pool in plan["workers"]:
@@ -220,11 +230,26 @@ def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Docum
         kind = pool["role"], row_of(pool["gpu"]), json.dumps(settings, sort_keys=True, default=str)
         workers[kind] += pool["count"]
         worker_gpus[kind] = _gpus_of_worker(pool)
+    return workers, worker_gpus
+
+
+def _gpus_of_part(plan: Mapping[str, Any]) -> dict[str, int]:
+    """The GPUs of the smallest part into which a plan's fleet divides evenly, by name."""
+    workers, worker_gpus = _workers_of_plan(plan)
+    parts, part_gpus = math.gcd(*workers.values()), Counter[str]()
+    for kind, count in workers.items():
+        part_gpus[kind[1]] += count // parts * worker_gpus[kind]
+    return dict(part_gpus)
+
+
+def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
+    """A row of `capacity`: the smallest part into which a plan's fleet divides evenly, with its share of the
+    rate. For a single mixed pool that is one worker. `gpus` has the plan's GPUs by name.
+    """
+    workers, worker_gpus = _workers_of_plan(plan)
     parts = math.gcd(*workers.values())  # The fleet is this many equal parts.
     pools_of_part = [(kind[0], kind[1], count // parts, worker_gpus[kind]) for kind, count in workers.items()]
-    part_gpus: dict[str, int] = Counter()
-    for _, gpu, count, size in pools_of_part:
-        part_gpus[gpu] += count * size
+    part_gpus = _gpus_of_part(plan)
     first_gpu, *other_gpus = part_gpus
     if len(pools_of_part) == 1:
         name = f"{part_gpus[first_gpu]} × {first_gpu}"

@@ -113,6 +113,14 @@ def test_gpus_that_stay_free_beside_uneven_workers_are_no_stock() -> None:
         assert offer_documents(plan, CATALOG.gpu("h100-80g"), task)["h100-80g"]["stock"] == usable
 
 
+def test_a_limit_on_gpus_is_of_all_kinds_together() -> None:
+    """A part has 4 H100 and 4 A100. Of 20 GPUs two parts are made, not five with 20 of each kind."""
+    fleet = {"gpus": {"h100-80g": 64, "a100-80g": 64}}
+    task = parse_task(yaml.safe_load(SLO) | {"fleet": fleet, "limits": {"gpus": 20}}, CATALOG)
+    for gpu in ("h100-80g", "a100-80g"):
+        assert offer_documents(PLAN, CATALOG.gpu(gpu), task)[gpu]["stock"] == 8
+
+
 @pytest.mark.parametrize(("stock", "mean_usd_per_h"), [(16, 12 + 8 / 4), (4, None)])
 def test_rented_gpus_with_a_reserved_price_alone_are_paid_all_the_time_beside_owned_ones(
     stock: int, mean_usd_per_h: float | None
