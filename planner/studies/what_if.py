@@ -28,6 +28,7 @@ from planner.domain import Limit
 from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.files.checked_files import yaml_value
 from planner.fleet import Fleet, Policies
+from planner.policies import BY_FIELD, ROUTING
 from planner.reports.fact_sentences import is_same_value, moved_text
 from planner.reports.words import describe_fleet
 from planner.search.evidence.plan import served_s
@@ -341,7 +342,7 @@ def answer_change(
     if (fleet := workers_in_question(problem, before.fleet)) is not None:
         policies = find_keeping_policies(problem, fleet)
         kept_under = ""
-        if policies is not None and policies != fleet.policies:
+        if policies is not None and _named_policies(policies) != _named_policies(fleet.policies):
             # `name_policies` names every difference but that of the longest wait.
             names = name_policies(policies, (policies, fleet.policies))
             kept_under = names or "the longest wait of the question"
@@ -371,16 +372,28 @@ def _is_kept_as_written(problem: plan_problem.Problem, fleet: Fleet) -> bool:
     longer allows the fleet's policies.
     """
     counts = problem.oracle.counts(fleet)
-    if problem.task.safety is None or not problem.allows(counts) or not _allows_policies(problem, fleet):
+    own = _own_policies(problem, fleet)
+    if problem.task.safety is None or not problem.allows(counts) or own is None:
         return False
-    oracle = plan_problem.with_policies(plan_problem.on_all_draws(problem), fleet.policies).oracle
+    oracle = plan_problem.with_policies(plan_problem.on_all_draws(problem), own).oracle
     return replace(oracle.as_written(), draws=oracle.draws).holds(counts)  # `as_written` drops the draws.
 
 
-def _allows_policies(problem: plan_problem.Problem, fleet: Fleet) -> bool:
-    """Whether the question still allows the fleet's own policies."""
-    named = _named_policies(fleet.policies)
-    return any(_named_policies(choice) == named for choice in problem.task.policy_choices())
+def _own_policies(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
+    """The fleet's own policies as the question has them now: with the deadlines of its classes, for example.
+    None if the question does not allow them. What a search fits (mixed/router_fit.py) stays the fleet's.
+    """
+    task, own = problem.task, fleet.policies
+    for policies in task.policy_choices():
+        for change in task.policies.raced_changes:
+            raced = task.changed_policies(policies, change)
+            if raced is not None and _value_on(change.axis, raced) == _value_on(change.axis, own):
+                policies = raced
+        if _named_policies(policies) == _named_policies(own):
+            return replace(
+                policies, **{name: getattr(own, name) for name in ROUTING[own.routing].setting_grid}
+            )
+    return None
 
 
 def workers_in_question(problem: plan_problem.Problem, fleet: Fleet) -> Fleet | None:
@@ -405,12 +418,10 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
     if not problem.allows(counts):
         return None
     production_problem = plan_problem.with_search_scenarios(plan_problem.on_all_draws(problem))
-    choices: Sequence[Policies] = problem.task.policy_choices()
-    if _allows_policies(problem, fleet):
-        choices = [fleet.policies]
-    for policies in choices:
+    own = _own_policies(problem, fleet)
+    for policies in problem.task.policy_choices() if own is None else (own,):
         oracle = plan_problem.with_policies(production_problem, policies).oracle
-        if policies.prefix_cache and policies != fleet.policies:
+        if policies.prefix_cache and own is None:
             # A search would fit the parameters of the router to the fleet (mixed/router_fit.py).
             fitted = fit_router(oracle, counts)
             oracle = plan_problem.with_policies(production_problem, fitted).oracle
@@ -420,8 +431,19 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
 
 
 def _named_policies(policies: Policies) -> tuple[object, ...]:
-    """The policies that a question names. Other parameters are fitted, so they do not tell policies apart."""
-    return policies.prefix_cache, policies.routing, policies.queue, policies.queue_window_s
+    """The policies that a question names. Other parameters are fitted or follow from the question, so they do
+    not tell policies apart.
+    """
+    rows = tuple(getattr(policies, axis) for axis in BY_FIELD)
+    caches = policies.prefix_cache, policies.kv_offload is None
+    return *rows, _value_on("prediction", policies), policies.queue_window_s, *caches
+
+
+def _value_on(axis: str, policies: Policies) -> object:
+    """The value that these policies have on an axis (policy_choices.py)."""
+    if axis == "prediction":
+        return policies.prediction_accuracy_frac, policies.prediction_buckets
+    return getattr(policies, axis)
 
 
 def sensitivity(

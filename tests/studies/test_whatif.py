@@ -39,6 +39,7 @@ from planner.studies.what_if import (
     change_question,
     difference_text,
     explain_limits,
+    find_keeping_policies,
     fleet_text,
     headroom,
     limit_changes,
@@ -160,6 +161,40 @@ def test_the_fleet_of_before_works_as_the_change_asks(seed: int, kept: bool) -> 
     simulation = simulate(in_order, traffic(seed), limits=before.problem.slo.limits)
     assert judge_slo(simulation, before.problem.slo).holds is moved.kept is kept
     assert moved.kept_under == ("queue fcfs" if kept else "")
+
+
+def _limits_of_classes(*limits_s: int) -> dict[str, Any]:
+    """Short and long prompts, each with a limit on TTFT."""
+    matches = {"short": {"to": 300}, "long": {"from": 301}}
+    return {
+        name: {"match": {"input_tokens": match}, "ttft": {"p90": f"{limit_s} s"}}
+        for (name, match), limit_s in zip(matches.items(), limits_s, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"policies": {"queue": "sjf"}}, {"policies": {"queue": "sjf", "decode_routing": "round-robin"}}),
+        ({"policies": {"queue": "sjf"}}, {"policies": {"queue": "sjf", "prediction": "mean"}}),
+        ({"policies": {"queue": "sjf"}}, {"policies": {"queue": "any"}}),
+        ({"slo": {"classes": _limits_of_classes(9, 9)}}, {"slo": {"classes": _limits_of_classes(9, 8)}}),
+    ],
+    ids=["decode routing", "prediction", "raced", "deadlines"],
+)
+def test_the_fleet_of_before_has_policies_that_the_change_allows(before: Any, after: Any) -> None:
+    """Of its policies only queue, routing and caches were compared with the question's: a fleet was said to
+    hold with predictions, routings of decodes and deadlines that the change took away.
+    """
+    study = Study(traffic(requests=60), CATALOG)
+    problem = study.problem_of(question(**before, fleet={"gpus": ["h100-80g"]}))
+    fleet = replace(
+        problem.oracle.fleet(((problem.options()[0], 8),)), policies=problem.task.policy_choices()[0]
+    )
+    changed = study.problem_of(question(**after, fleet={"gpus": ["h100-80g"]}))
+    policies = find_keeping_policies(changed, fleet)
+    assert policies is not None and policies.queue == fleet.policies.queue
+    assert policies in changed.task.policy_choices() or after == {"policies": {"queue": "any"}}
 
 
 @pytest.mark.long
