@@ -48,6 +48,7 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least
+from planner.search.production.kept_policies import production_of_policies
 from planner.search.production.production_fleet import find_production_fleet
 from planner.search.production.three_answers import with_answers
 from planner.simulator.slo_verdict import Verdict
@@ -210,7 +211,11 @@ class Study:
 
     def _answer(self, task: PlanQuestion, start: Sequence[Fleet]) -> StudyAnswer:
         """Like `answer`, without a limit on the clock."""
-        problem, search_result = best_of(search_policies(self.problem_of(task), start))
+        searched = search_policies(self.problem_of(task), start)
+        if task.safety is not None and (task.policies.raced_changes or len(searched) > 1):
+            # As in a plan, the best policies are those for which production costs least.
+            searched, _ = production_of_policies(searched)
+        problem, search_result = best_of(searched)
         answers: tuple[Answered, ...] = ()
         is_passed = True
         if task.safety is not None:

@@ -29,6 +29,7 @@ from planner.search.mixed.best_fleet import NoFleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem
 from planner.simulator import judge_slo, simulate
+from planner.studies.what_if import Study, answer_change
 from planner.traffic.trace import Trace
 
 CATALOG = read_catalog()
@@ -138,8 +139,10 @@ def test_in_production_policies_are_raced_in_scenarios() -> None:
     ]
 
 
-def within_one_worker(queue: str | list[str], rate_rps: float, **changes: object) -> PlanResult:
-    """Long prompts hold up many short ones, on a stock of one GPU."""
+def on_one_worker(
+    queue: str | list[str], rate_rps: float, **changes: object
+) -> tuple[dict[str, object], Trace]:
+    """A question and its traffic: long prompts hold up many short ones, on a stock of one GPU."""
     question = {
         "llm": "meta-llama/Llama-3.1-8B",
         "slo": {"ttft": {"p90": "1 s"}},
@@ -151,7 +154,11 @@ def within_one_worker(queue: str | list[str], rate_rps: float, **changes: object
     trace = synthesise(
         300, rate_rps, input_tokens=lognormal(1200, 1.0), output_tokens=lognormal(150, 0.8), rng=rng
     )
-    answer = fleetplan.plan(question | changes, trace)
+    return question | changes, trace
+
+
+def within_one_worker(queue: str | list[str], rate_rps: float, **changes: object) -> PlanResult:
+    answer = fleetplan.plan(*on_one_worker(queue, rate_rps, **changes))
     assert isinstance(answer, PlanResult)
     return answer
 
@@ -164,6 +171,19 @@ def test_a_race_finds_production_where_the_usual_policies_have_none() -> None:
     assert first_come.status == "not for production"
     assert any_order.status == shortest.status == "certified"
     assert any_order.plan.fleet.policies.queue == "sjf"
+
+
+@pytest.mark.long
+def test_a_changed_question_begins_with_the_plan_of_raced_policies() -> None:
+    """Production was looked for with the best policies on paper alone: before the change there was no fleet,
+    where a plan is certified. The change takes nothing from the fleet, and its queue is one of any.
+    """
+    question, trace = on_one_worker("any", 9.0, safety={"kept_in": 0.9})
+    study, task = Study(trace, CATALOG), parse_task(question, CATALOG)
+    before = study.answer(task)
+    assert (before.value, before.fleet.policies.queue, before.is_passed) == (1.89, "sjf", True)
+    moved = answer_change(study, before, replace(task, gpu_limit=1), "one GPU")
+    assert moved.kept and moved.answer is not None and moved.answer.fleet == before.fleet
 
 
 def test_a_race_finds_a_fleet_where_the_usual_policies_have_none() -> None:

@@ -87,6 +87,7 @@ def test_a_limit_on_cost_is_of_the_bill_whatever_the_objective(objective: str) -
     assert shared.bill.usd_per_h <= 20 and not shared.is_exact and shared.bound <= shared.value
 
 
+@pytest.mark.long
 def test_llms_on_nodes_of_their_own_do_not_fit_a_limit_of_shared_nodes() -> None:
     """Three LLMs of a GPU each share a node of four, 12 USD/h. On nodes of their own they would pay 36: they
     were taken to fit 20 USD/h together, and production failed an assertion. Each may lose a worker for one
