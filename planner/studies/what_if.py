@@ -211,21 +211,23 @@ class Study:
 
     def _answer(self, task: PlanQuestion, start: Sequence[Fleet]) -> StudyAnswer:
         """Like `answer`, without a limit on the clock."""
-        searched = search_policies(self.problem_of(task), start)
+        searched, production = search_policies(self.problem_of(task), start), None
         if task.safety is not None and (task.policies.raced_changes or len(searched) > 1):
             # As in a plan, the best policies are those for which production costs least.
-            searched, _ = production_of_policies(searched)
+            searched, production = production_of_policies(searched)
         problem, search_result = best_of(searched)
         answers: tuple[Answered, ...] = ()
         is_passed = True
         if task.safety is not None:
-            trial = find_production_fleet(problem, search_result, start)  # The fleet and its test.
-            if trial is None:
-                raise OutOfTimeError(
-                    f"no fleet for production was found: {ended_by()} came first; raise --time-limit, or "
-                    "ask with safety: none"
-                )
-            production = with_answers(problem, search_result, trial)
+            trial = None if production is None else production.trial  # The fleet and its test.
+            if production is None or trial is None or start:
+                trial = find_production_fleet(problem, search_result, start) or trial
+                if trial is None:
+                    raise OutOfTimeError(
+                        f"no fleet for production was found: {ended_by()} came first; raise --time-limit, or "
+                        "ask with safety: none"
+                    )
+                production = with_answers(problem, search_result, trial)
             answers, is_passed = production.answers, production.is_passed
             search_result = replace(search_result, best=production.best, value=objective_of(production.best))
         fleet = problem.oracle.fleet(search_result.best)
