@@ -32,7 +32,7 @@ from planner.search.level0.walk import every_mix
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import objective_of
-from planner.search.oracle.fleet_oracle import Answers
+from planner.search.oracle.fleet_oracle import VerdictCache
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem, with_policies
 
@@ -151,7 +151,7 @@ def answer_of(seed: int, *, fewest: int, most: int) -> Answer | None:
 
 def _afresh(problem: Problem) -> Problem:
     """The same problem without remembered simulations."""
-    return replace(problem, oracle=replace(problem.oracle, answers=Answers()), deadline=math.inf)
+    return replace(problem, oracle=replace(problem.oracle, cache=VerdictCache()), deadline=math.inf)
 
 
 def _shown(counts: tuple[tuple[object, int], ...]) -> str:

@@ -46,7 +46,7 @@ from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_counts import Counts, objective_of
-from planner.search.oracle.fleet_oracle import Answers
+from planner.search.oracle.fleet_oracle import VerdictCache
 from planner.search.oracle.traffic_request import TrafficRequest, requested_traffic
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
@@ -248,10 +248,10 @@ def _on_code(
     arguments: argparse.Namespace, gpus: list[str], limits_s: tuple[tuple[float, float], ...]
 ) -> Iterator[Row]:
     """Questions on the code trace at 20 requests/s. The loosest limits come first: a fleet that misses them
-    misses all others, so `Answers`, which remembers simulations, saves most of those that follow.
+    misses all others, so `VerdictCache`, which remembers simulations, saves most of those that follow.
     """
     catalog, trace = read_catalog(), read_trace(arguments.traces / "AzureLLMInferenceTrace_code.csv")
-    answers, asked = Answers(), None
+    cache, asked = VerdictCache(), None
     for ttft_s, tbt_s in limits_s:
         task = parse_task(
             {
@@ -264,7 +264,7 @@ def _on_code(
         )
         asked = asked or TrafficRequest.of(trace, task, seed=0)
         yield _against_scan(
-            f"TTFT p90 {ttft_s:g} s, TBT p99 {1e3 * tbt_s:g} ms", task, trace, catalog, answers, asked
+            f"TTFT p90 {ttft_s:g} s, TBT p99 {1e3 * tbt_s:g} ms", task, trace, catalog, cache, asked
         )
 
 
@@ -277,7 +277,7 @@ def bursts(arguments: argparse.Namespace) -> Iterator[Row]:
     for seed in range(40):
         rng = np.random.default_rng([41, seed])
         task, trace = _burst_question(rng, catalog)
-        yield _against_scan(f"bursts {seed}: {trace.name}", task, trace, catalog, Answers(), None)
+        yield _against_scan(f"bursts {seed}: {trace.name}", task, trace, catalog, VerdictCache(), None)
 
 
 def _burst_question(rng: np.random.Generator, catalog: Catalog) -> tuple[PlanQuestion, Trace]:
@@ -329,7 +329,7 @@ def _against_scan(
     task: PlanQuestion,
     trace: Trace,
     catalog: Catalog,
-    answers: Answers,
+    cache: VerdictCache,
     asked: TrafficRequest | None,
 ) -> Row:
     start_s = time.perf_counter()
@@ -342,7 +342,7 @@ def _against_scan(
     except InfeasibleError:
         level0, is_exact, value = math.inf, True, math.inf
     searched_s = _since(start_s)
-    true, simulated = scan(replace(problem, oracle=replace(problem.oracle, answers=answers)), level0)
+    true, simulated = scan(replace(problem, oracle=replace(problem.oracle, cache=cache)), level0)
     reported = f"{level0:.2f}{' exact' if is_exact else ''}" if math.isfinite(level0) else "no fleet"
     reported += f", plan {value:.2f} in {searched_s:.0f} s"
     return Row(

@@ -36,7 +36,7 @@ def stock_name(gpu: str) -> str:
     return gpu.removesuffix(SPOT)
 
 
-def market_of(gpu: str) -> str:
+def payment_suffix(gpu: str) -> str:
     """The suffix of a GPU's name: "@spot", "@owned", or "" for one that is rented on demand."""
     return gpu[len(row_of(gpu)) :]
 

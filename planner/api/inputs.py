@@ -165,23 +165,23 @@ def read_fleet(
     return fleets.parse_fleet(document, file, catalog_rows, policies=policies)
 
 
-def fleet_file_doubts(
+def fleet_file_warnings(
     fleet: str | Path, parsed: Fleet, *, slo: SloLike = None, catalog: CatalogLike = None
 ) -> list[str]:
     """Sentences on what is doubtful in a fleet's file, or a plan's folder, from which `parsed` was read: by
     itself, and compared with the question in `slo`, if there is one.
     """
     file = plan_file(fleet)
-    doubt = fleets.changed_plan_doubt(read_yaml(file), file, parsed)
-    doubts = [doubt] if doubt else []
+    warning = fleets.changed_plan_warning(read_yaml(file), file, parsed)
+    warnings = [warning] if warning else []
     if slo is None:
-        return doubts
+        return warnings
     catalog_rows = read_catalog(catalog)
     if (question := question_of_one_llm(slo, catalog_rows)) is not None:
         question_llm = catalog_rows.served_llm(question.task().llm).name
         if question_llm != parsed.llm.name:
-            doubts.append(f"{file}: serves {parsed.llm.name}, and the question is of {question_llm}")
-    return doubts
+            warnings.append(f"{file}: serves {parsed.llm.name}, and the question is of {question_llm}")
+    return warnings
 
 
 def question_of_one_llm(slo: SloLike, catalog: Catalog) -> TaskDocument | None:
@@ -208,18 +208,18 @@ def check_file(path: str | Path, catalog: CatalogLike = None) -> list[str]:
     """
     catalog_rows, file = read_catalog(catalog), plan_file(path)
     if "workers" in read_yaml(file):
-        return fleet_file_doubts(file, fleets.read_fleet(file, catalog_rows))
+        return fleet_file_warnings(file, fleets.read_fleet(file, catalog_rows))
     question = read_task(file, catalog_rows)
     if not question.has_several_llms:
-        return _question_doubts(question.task(), catalog_rows)
-    llms_by_doubt: dict[str, list[str]] = {}
+        return _question_warnings(question.task(), catalog_rows)
+    llms_by_warning: dict[str, list[str]] = {}
     for llm, question_of_llm in question.of_each_llm().items():
-        for doubt in _question_doubts(question_of_llm.task(), catalog_rows):
-            llms_by_doubt.setdefault(doubt, []).append(llm)
-    return [f"{', '.join(llms)}: {doubt}" for doubt, llms in llms_by_doubt.items()]
+        for warning in _question_warnings(question_of_llm.task(), catalog_rows):
+            llms_by_warning.setdefault(warning, []).append(llm)
+    return [f"{', '.join(llms)}: {warning}" for warning, llms in llms_by_warning.items()]
 
 
-def _question_doubts(task: PlanQuestion, catalog: Catalog) -> list[str]:
+def _question_warnings(task: PlanQuestion, catalog: Catalog) -> list[str]:
     """What is doubtful in the question of one LLM. Raises InputError if its described traffic is too long for
     the LLM, where so little is described that it is soon drawn.
     """
@@ -229,7 +229,7 @@ def _question_doubts(task: PlanQuestion, catalog: Catalog) -> list[str]:
     if described is not None and described.mean_rps * described.duration_s <= MOST_CHECKED_REQUESTS:
         requests = draw_requests(described, seed=0)
         check_described_lengths(described, requests, catalog.served_llm(task.llm))
-    return list(task.doubts)
+    return list(task.warnings)
 
 
 def plan_file(path: str | Path) -> Path:

@@ -13,7 +13,7 @@ from planner import manifests as targets
 from planner.api.inputs import FleetLike, KeysAndValues, plan_file, read_fleet
 from planner.api.results import PlanResult, Result
 from planner.documents.catalog import CatalogLike, read_catalog
-from planner.documents.fleet_file import changed_plan_doubt, max_model_len_of, routers_of
+from planner.documents.fleet_file import changed_plan_warning, max_model_len_of, routers_of
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, read_yaml, write_files
 from planner.fleet import Fleet
@@ -27,13 +27,13 @@ class ManifestsResult(Result):
     """The files that deploy `fleet` on `target`, which is the name of a target, or "all".
 
     `rendered` has the files, the refused targets with the reasons, and notes for whoever applies the files.
-    `doubts` are sentences on what in the plan.yaml may not be true any more.
+    `plan_warnings` are sentences on what in the plan.yaml may not be true any more.
     """
 
     fleet: Fleet
     target: str
     rendered: targets.Rendered
-    doubts: tuple[str, ...] = ()
+    plan_warnings: tuple[str, ...] = ()
 
     @property
     def files(self) -> dict[str, str]:
@@ -46,7 +46,7 @@ class ManifestsResult(Result):
     def sentences(self) -> list[str]:
         notes = dict.fromkeys(note for listed in self.rendered.notes.values() for note in listed)
         refused = [f"not written: {why}" for why in dict.fromkeys(self.rendered.refused.values())]
-        return [*self.doubts, *refused, *self.rendered.warnings.values(), *notes]
+        return [*self.plan_warnings, *refused, *self.rendered.warnings.values(), *notes]
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan manifests --json` prints, without the folder."""
@@ -56,7 +56,7 @@ class ManifestsResult(Result):
             "refused": rendered.refused,
             "notes": rendered.notes,
             "warnings": rendered.warnings,
-            **({"doubts": list(self.doubts)} if self.doubts else {}),
+            **({"doubts": list(self.plan_warnings)} if self.plan_warnings else {}),
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -104,10 +104,10 @@ def manifests(
     max_model_len = max_model_len or max_model_len_of(document, file)
     if max_model_len is None:
         raise InputError(f"{file}: max_model_len: missing; add the tokens of the longest request to serve")
-    doubt = changed_plan_doubt(document, file, fleet)
-    routers = [] if doubt else routers_of(document, file)
+    warning = changed_plan_warning(document, file, fleet)
+    routers = [] if warning else routers_of(document, file)
     rendered = targets.render(fleet, max_model_len, target, routers)
-    return ManifestsResult(fleet, target, rendered, (doubt,) if doubt else ())
+    return ManifestsResult(fleet, target, rendered, (warning,) if warning else ())
 
 
 def _document_of(plan: FleetLike) -> tuple[KeysAndValues, Path]:

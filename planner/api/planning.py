@@ -144,7 +144,7 @@ def answer_question(
             study.progress(f"a plan for {target}")
             alone = question.replace({"deploy": {"target": target}, "fleet.per_gpu": False})
             # Cached simulations have the first plan's routing, so this plan begins with an empty cache.
-            own_study = replace(study, answers=study.answers.fresh())
+            own_study = replace(study, cache=study.cache.fresh())
             return answer_question(alone, own_study, prove=prove).plan
 
         answer = plan_each_target(answer, plan_target)
@@ -194,7 +194,7 @@ def plan_question(
             deadline,
             progress=study.progress,
             watch=watch,
-            answers=study.answers.fresh() if looks_for_rate else study.answers,
+            cache=study.cache.fresh() if looks_for_rate else study.cache,
             on_paper=on_paper,
             adds_robustness=True,
         ),

@@ -25,17 +25,17 @@ def check(
     from planner.documents.catalog import read_catalog
 
     catalog_rows = read_catalog(catalog)
-    doubts: dict[str, list[str]] = {}  # Sentences on what is doubtful, of each file that can be read.
+    warnings: dict[str, list[str]] = {}  # Sentences on what is doubtful, of each file that can be read.
     errors: dict[str, str] = {}
     for file in files:
         try:
-            doubts[str(file)] = check_file(file, catalog_rows)
+            warnings[str(file)] = check_file(file, catalog_rows)
         except PlannerError as error:
             errors[str(file)] = error.line
     if json_output:
-        print_json({"read": list(doubts), "doubts": doubts, "errors": errors})
+        print_json({"read": list(warnings), "doubts": warnings, "errors": errors})
     else:
-        for name, sentences in doubts.items():
+        for name, sentences in warnings.items():
             print_lines("\n".join([f"{name}: ok", *(f"  mind: {sentence}" for sentence in sentences)]))
     if errors:
         *others, last = errors.values()

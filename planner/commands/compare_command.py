@@ -64,7 +64,7 @@ def compare(
 
     With --slo the traffic section of that file applies, unless --rate or --window say otherwise.
     """
-    from planner.api.inputs import fleet_file_doubts, read_fleet
+    from planner.api.inputs import fleet_file_warnings, read_fleet
     from planner.api.simulating import compare as compare_fleets
     from planner.documents.catalog import read_catalog
     from planner.files.checked_files import check_output_directory
@@ -79,7 +79,9 @@ def compare(
         policy_variants = _policy_variants(policies or [])
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
         files = [(path, read_fleet(path, rows, slo=slo)) for _, path in paths]
-        doubts = print_warnings(d for file in files for d in fleet_file_doubts(*file, slo=slo, catalog=rows))
+        warnings = print_warnings(
+            d for file in files for d in fleet_file_warnings(*file, slo=slo, catalog=rows)
+        )
         # The unscaled requests: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
         requests = read_requests(
             trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None
@@ -99,7 +101,7 @@ def compare(
             progress("drawing")
             result.save(out, png=png)
     if json_output:
-        return print_json(result.to_dict(), doubts + requests.warnings)
+        return print_json(result.to_dict(), warnings + requests.warnings)
     comparison = result.comparison
     _print_table(comparison, markdown=markdown)
     notes = (f"note: {note}" for note in result.sentences())

@@ -107,7 +107,7 @@ def day(
     Says what each costs, which windows of the SLO it misses, and its regret above the optimum. Exit code 3:
     no fleet keeps the SLO. With `llms` in slo.yaml all of them share one stock, and costs are added up.
     """
-    from planner.api.inputs import fleet_file_doubts, plan_file, read_fleet
+    from planner.api.inputs import fleet_file_warnings, plan_file, read_fleet
     from planner.day import day_page
     from planner.day.day_api import DayResult
     from planner.day.day_api import day as run_day
@@ -122,7 +122,7 @@ def day(
     with Progress(quiet=quiet) as progress, at_work(executor, address):
         if fleet is not None and plan_file(fleet).is_file():  # For several LLMs `fleet` is a folder of plans.
             standing = read_fleet(fleet, catalog, slo=slo)
-            warnings = print_warnings(fleet_file_doubts(fleet, standing, slo=slo, catalog=catalog))
+            warnings = print_warnings(fleet_file_warnings(fleet, standing, slo=slo, catalog=catalog))
         requests = (
             None
             if trace is None
@@ -165,7 +165,7 @@ def run_controller(
     as_json: bool,
 ) -> None:
     """`plan simulate --autoscale`: one controller, compared with the static fleet."""
-    from planner.api.inputs import fleet_file_doubts, read_fleet
+    from planner.api.inputs import fleet_file_warnings, read_fleet
     from planner.day.day_api import DayResult
     from planner.day.day_api import day as run_day
     from planner.files.checked_files import write_file
@@ -180,8 +180,8 @@ def run_controller(
         )
     terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
     with Progress() as progress:
-        doubts = print_warnings(
-            fleet_file_doubts(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog)
+        warnings = print_warnings(
+            fleet_file_warnings(fleet, read_fleet(fleet, catalog, slo=slo), slo=slo, catalog=catalog)
         )
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         day_result = run_day(
@@ -193,7 +193,7 @@ def run_controller(
             # Row 0 is the static fleet, the last row the controller.
             write_file(out, requests_csv(day_result.answer.rows[-1].run.simulation))
     if as_json:
-        print_json(day_result.to_dict(), doubts + requests.warnings)
+        print_json(day_result.to_dict(), warnings + requests.warnings)
     else:
         print_answer(day_result.answer)
 

@@ -38,8 +38,8 @@ def write_manifests(
     check_output_directory(out)
     plan = plan_file(plan)
     result = manifests(plan, target, catalog=catalog)
-    if result.doubts:
-        print_warnings(list(result.doubts))
+    if result.plan_warnings:
+        print_warnings(list(result.plan_warnings))
     rendered = result.rendered
     refuse_to_overwrite([out / name for name in rendered.files], plan)
     result.save(out)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from planner.api.results import PlanResult
     from planner.fleet import Fleet
     from planner.search.evidence.plan import Plan
-    from planner.search.oracle.resuming import AnswerFile
+    from planner.search.oracle.resuming import VerdictFile
     from planner.search.problem.plan_problem import SearchProgress
     from planner.search.several.shared_plan import SharedPlan
     from planner.traffic.trace import Trace
@@ -119,7 +119,7 @@ def _plan_one(options: PlanOptions) -> None:
     from planner.files.scarce_resources import missing_resource
     from planner.reports import output
     from planner.search.evidence.long_traces import searched_requests
-    from planner.search.oracle.fleet_oracle import Answers
+    from planner.search.oracle.fleet_oracle import VerdictCache
     from planner.search.oracle.work_clock import work_limit_s
     from planner.studies.what_if import Study
 
@@ -146,11 +146,11 @@ def _plan_one(options: PlanOptions) -> None:
                 drop_invalid=options.drop_invalid,
                 log_options=log_options,
             )
-        print_warnings((*requests.warnings, *task.doubts))
+        print_warnings((*requests.warnings, *task.warnings))
         progress(f"{count_text(len(requests), 'request')} of {requests.name}")
-        answer_file = _open_answer_file(options, question, requests)
+        verdict_file = _open_verdict_file(options, question, requests)
         study = Study(
-            requests, catalog, options.seed, options.time_limit_s, progress, Answers(file=answer_file)
+            requests, catalog, options.seed, options.time_limit_s, progress, VerdictCache(file=verdict_file)
         )
         searched_count = searched_requests(task, requests, work_limit_s(options.time_limit_s))
         # Reading (`taken_s()`) and writing (`report_s`, CPU time) are taken off the search's time limit.
@@ -179,8 +179,8 @@ def _plan_one(options: PlanOptions) -> None:
         if options.out is not None:
             progress(Stage("writing the report", "report"))
             written = _save_plan(planned, options, options.out)
-        if answer_file is not None and planned.status not in UNFINISHED_STATUSES:
-            answer_file.remove()  # Nothing is left to resume.
+        if verdict_file is not None and planned.status not in UNFINISHED_STATUSES:
+            verdict_file.remove()  # Nothing is left to resume.
     if options.json_output:
         print_json(planned.to_dict() | ({} if options.out is None else {"directory": str(options.out)}))
     else:
@@ -231,11 +231,11 @@ def report_s(requests: int) -> float:
     return REPORT_S + REPORT_REQUEST_S * requests
 
 
-def _open_answer_file(options: PlanOptions, question: TaskDocument, requests: Trace) -> AnswerFile | None:
+def _open_verdict_file(options: PlanOptions, question: TaskDocument, requests: Trace) -> VerdictFile | None:
     """The file in which this run stores the verdicts of its simulations; --resume loads those of an earlier
     run. None without -o.
     """
-    from planner.search.oracle.resuming import AnswerFile, question_digest
+    from planner.search.oracle.resuming import VerdictFile, question_digest
 
     if options.out is None:
         if options.resume:
@@ -244,12 +244,12 @@ def _open_answer_file(options: PlanOptions, question: TaskDocument, requests: Tr
     # With other values of these options the search simulates other fleets, so a run cannot be resumed.
     catalog = None if options.catalog is None else str(options.catalog)
     run_settings = (options.prove, options.explain, options.per_gpu, catalog)
-    answer_file = AnswerFile(
+    verdict_file = VerdictFile(
         options.out, question_digest(question.document, requests, options.seed, *run_settings)
     )
     if options.resume:
-        answer_file.load()
-    return answer_file
+        verdict_file.load()
+    return verdict_file
 
 
 class BestSoFar:
@@ -341,7 +341,7 @@ def plan_several(options: PlanOptions) -> None:
         )
         print_warnings(
             dict.fromkeys(
-                line for part in question.parts for line in (*part.trace.warnings, *part.task.doubts)
+                line for part in question.parts for line in (*part.trace.warnings, *part.task.warnings)
             )
         )
         folders = (options.out, *(options.out / part.name for part in question.parts))

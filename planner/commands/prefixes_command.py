@@ -59,7 +59,7 @@ def plan_prefixes(
     Needs block ids (hash_ids or prefix_ids), as in the traces of Mooncake, Qwen-Bailian and RAGPulse; or,
     instead of a trace, slo.yaml with traffic: prefixes, or a tree of prefixes whose rates are known.
     """
-    from planner.api.inputs import fleet_file_doubts, read_fleet
+    from planner.api.inputs import fleet_file_warnings, read_fleet
     from planner.documents.catalog import read_catalog
     from planner.files.checked_files import check_output_directory, write_files
     from planner.search.prefixes.prefix_placing import prefill_pool
@@ -75,9 +75,9 @@ def plan_prefixes(
         refuse_to_overwrite([out / name for name in NAMES], trace, slo, fleet)
     with Progress() as progress:
         placed_fleet = read_fleet(fleet, read_catalog(catalog)) if fleet else None
-        doubts: tuple[str, ...] = ()
+        warnings: tuple[str, ...] = ()
         if fleet is not None and placed_fleet is not None:
-            doubts = print_warnings(fleet_file_doubts(fleet, placed_fleet))
+            warnings = print_warnings(fleet_file_warnings(fleet, placed_fleet))
             prefill_pool(placed_fleet, pool)  # Refuses a wrong pool before a long trace is read.
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         _check_described(slo, requests)
@@ -89,7 +89,7 @@ def plan_prefixes(
     if out is not None:
         write_files(out, contents, outdated=NAMES)
     if json_output:
-        print_json(prefix_document(study), doubts + requests.warnings)
+        print_json(prefix_document(study), warnings + requests.warnings)
         return
     _print_summary(study.summary)
     if study.placed is not None:

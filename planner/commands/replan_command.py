@@ -46,7 +46,7 @@ def replan(
 
     Says how far the traffic has drifted from what the running fleet was planned on (requests.csv beside it).
     """
-    from planner.api.inputs import fleet_file_doubts, plan_file, read_fleet
+    from planner.api.inputs import fleet_file_warnings, plan_file, read_fleet
     from planner.api.questions import read_task
     from planner.api.studying import replan_in
     from planner.documents.catalog import read_catalog
@@ -66,7 +66,7 @@ def replan(
         task = read_task(slo, catalog_rows)
         running = read_fleet(file, catalog_rows, slo=task)
         # Warnings on the fleet's file: a plan that was changed by hand, for instance.
-        doubts = print_warnings(fleet_file_doubts(file, running))
+        warnings = print_warnings(fleet_file_warnings(file, running))
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         planned_on = file.parent / "requests.csv"
         result = replan_in(study, task, running, planned_on, ReplanTerms(horizon_h, start_cost, stop_cost))
@@ -74,7 +74,7 @@ def replan(
             result.save(out)
     answer_document = result.to_dict()
     if json_output:
-        print_json(answer_document, doubts + study.trace.warnings)
+        print_json(answer_document, warnings + study.trace.warnings)
     else:
         _print_answer(answer_document, str(planned_on))
         if out is not None:

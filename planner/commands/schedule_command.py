@@ -80,7 +80,7 @@ def schedule(
     fleet for each worker type and the SLO of each LLM, the hours are simulated and repaired. Exit code 3: a
     limit is too tight. 4: the gap was not closed in time.
     """
-    from planner.api.inputs import fleet_file_doubts, read_fleet
+    from planner.api.inputs import fleet_file_warnings, read_fleet
     from planner.api.scheduling import read_market
     from planner.api.scheduling import schedule as schedule_workers
     from planner.documents.planned_market import schedule_caveat
@@ -105,9 +105,11 @@ def schedule(
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         caveats = [caveat] if (caveat := schedule_caveat(market, has_question=slo is not None)) else []
-        # Only a plan.yaml has a caveat, so with one there is a fleet, which may have doubts too.
-        doubts = print_warnings(fleet_file_doubts(market, read_fleet(market, catalog)) if caveats else ())
-        warnings = [*caveats, *doubts] + [line for read in traces.values() for line in read.warnings]
+        # Only a plan.yaml has a caveat, so with one there is a fleet, which may have warnings too.
+        fleet_warnings = print_warnings(
+            fleet_file_warnings(market, read_fleet(market, catalog)) if caveats else ()
+        )
+        warnings = [*caveats, *fleet_warnings] + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(
             market_terms,
             demand or traces,

@@ -96,7 +96,7 @@ def find_goodput(
     Where no SLO or no trace is given, the plan's own counts. The rate in the SLO's traffic section is
     not used. Exit code 3: no rate is kept. 4: not found in time.
     """
-    from planner.api.inputs import fleet_file_doubts, is_plan_folder, planned_slo_and_trace, read_fleet
+    from planner.api.inputs import fleet_file_warnings, is_plan_folder, planned_slo_and_trace, read_fleet
     from planner.api.simulating import goodput
     from planner.documents.catalog import read_catalog
 
@@ -107,7 +107,7 @@ def find_goodput(
     with Progress(quiet=quiet) as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
         catalog_rows = read_catalog(catalog)
         searched_fleet = read_fleet(file, catalog_rows, slo=slo)
-        doubts = print_warnings(fleet_file_doubts(file, searched_fleet))
+        warnings = print_warnings(fleet_file_warnings(file, searched_fleet))
         traffic = traffic_option(None, scale, window)
         # Whether the requests are the plan's own. The SLO may be the plan's even with other requests.
         is_planned = trace is None and is_plan_folder(file) and (slo is None or not describes_traffic(slo))
@@ -138,7 +138,7 @@ def find_goodput(
             watch=note_rate,
         )
     if json_output:
-        print_json(result.to_dict(), doubts + requests.warnings)
+        print_json(result.to_dict(), warnings + requests.warnings)
     else:
         _print_goodput(result, is_planned=is_planned)
 

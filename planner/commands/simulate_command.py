@@ -97,10 +97,10 @@ def simulate(
     its 95 % interval, and -o writes the first seed's requests. With --autoscale the counts of the fleet are
     those at the beginning; `plan day` compares controllers.
     """
-    from planner.api.inputs import fleet_file_doubts, read_fleet
+    from planner.api.inputs import fleet_file_warnings, read_fleet
     from planner.api.simulating import simulate as simulate_fleet
     from planner.documents.catalog import read_catalog
-    from planner.documents.doubtful import slo_and_traffic_doubts
+    from planner.documents.question_warnings import slo_and_traffic_warnings
     from planner.files.checked_files import check_output_file
     from planner.parallel.executors import Executor
     from planner.reports.words import rejected_text
@@ -123,12 +123,12 @@ def simulate(
     with Progress(quiet=quiet) as progress:
         all_rows = read_catalog(catalog)
         fleet = read_fleet(fleet_file, all_rows, slo=slo)
-        doubts = print_warnings(fleet_file_doubts(fleet_file, fleet, slo=slo, catalog=all_rows))
+        warnings = print_warnings(fleet_file_warnings(fleet_file, fleet, slo=slo, catalog=all_rows))
         traffic = traffic_option(rate, scale, window)
         requests = read_requests(
             trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None
         )
-        doubts += requests.warnings + _print_unmodelled(fleet, requests)
+        warnings += requests.warnings + _print_unmodelled(fleet, requests)
         seeds_text = "" if seeds == 1 else f"{seeds} seeds of "
         workers_text = count_text(fleet.workers, "worker")
         progress(f"simulating {seeds_text}{count_text(len(requests), 'request')} on {workers_text}")
@@ -137,11 +137,13 @@ def simulate(
         )
         result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=runs_on)
         answer = result.to_dict() | _explained(result, moments, operators)
-        doubts += print_warnings(() if result.slo is None else slo_and_traffic_doubts(result.slo, requests))
+        warnings += print_warnings(
+            () if result.slo is None else slo_and_traffic_warnings(result.slo, requests)
+        )
         if out is not None:
             result.save(out)
     if json_output:
-        print_json(answer, doubts)
+        print_json(answer, warnings)
     elif seeds == 1:
         title = f"{count_text(answer['requests'], 'request')} on {workers_text}"
         _print_simulation(answer, result.slo, title, rejected_text(result.outcome.simulation, fleet))
@@ -163,11 +165,11 @@ def _print_unmodelled(fleet: Fleet, requests: Trace) -> tuple[str, ...]:
     from planner.reports.words import spot_caveat
     from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
 
-    doubts = [spot] if (spot := spot_caveat(fleet)) else []
+    warnings = [spot] if (spot := spot_caveat(fleet)) else []
     if fleet.engine is not None and fleet.engine.is_nearest:
-        doubts.append(f"engine {fleet.engine.title}: {fleet.engine.basis}")
+        warnings.append(f"engine {fleet.engine.title}: {fleet.engine.basis}")
     uncounted = [*image_warnings(fleet, requests), *uncounted_prefix_warnings(fleet.policies, requests)]
-    return print_warnings([*doubts, *fact_sentences_of(uncounted)])
+    return print_warnings([*warnings, *fact_sentences_of(uncounted)])
 
 
 def _needs_one_run(options: Mapping[str, bool], seeds: int, autoscale: str | None) -> None:

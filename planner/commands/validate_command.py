@@ -185,21 +185,21 @@ def validate(
         keys |= {"max_failed_frac": max_failed, "timeout_s": timeout}
     with Progress(quiet=quiet) as keys["progress"]:
         rows, file, traffic = read_catalog(catalog), plan_file(plan), traffic_option(rate, scale, window)
-        doubts = print_warnings(_doubts_of(file, slo, rows))
+        warnings = print_warnings(_fleet_warnings(file, slo, rows))
         requests = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
         result = validate(file, out, requests, slo, traffic=traffic, catalog=rows, seed=seed, **keys)
-    _print_result(result, out, doubts + requests.warnings, json_output=json_output)
+    _print_result(result, out, warnings + requests.warnings, json_output=json_output)
     if result.slo_holds is False:
         raise typer.Exit(SLO_MISSED)
     if strict and not result.agrees:
         raise typer.Exit(PREDICTION_OFF)
 
 
-def _doubts_of(file: Path, slo: Path | None, catalog: Catalog) -> list[str]:
+def _fleet_warnings(file: Path, slo: Path | None, catalog: Catalog) -> list[str]:
     """What is doubtful in a fleet file. An invalid file is refused here, before a long trace is read."""
-    from planner.api.inputs import fleet_file_doubts, read_fleet
+    from planner.api.inputs import fleet_file_warnings, read_fleet
 
-    return fleet_file_doubts(file, read_fleet(file, catalog, slo=slo), slo=slo, catalog=catalog)
+    return fleet_file_warnings(file, read_fleet(file, catalog, slo=slo), slo=slo, catalog=catalog)
 
 
 def _parse_prices(text: str | None) -> tuple[float, float] | None:
@@ -261,7 +261,7 @@ def serve(
     seed: shared_options.SeedOption = 0,
 ) -> None:
     """Serve a plan behind one address with OpenAI's API: engines of this machine, or --workers elsewhere."""
-    from planner.api.inputs import fleet_file_doubts, plan_file, read_fleet
+    from planner.api.inputs import fleet_file_warnings, plan_file, read_fleet
     from planner.api.validating import need_aiohttp
     from planner.documents.fleet_file import max_model_len_of
 
@@ -283,7 +283,7 @@ def serve(
 
     file = plan_file(plan)
     fleet = read_fleet(file, catalog)
-    print_warnings(fleet_file_doubts(file, fleet))
+    print_warnings(fleet_file_warnings(file, fleet))
     warm_prompts, client_keys = _warm_prompts(warm_up, fleet, file), _read_keys(api_keys)
     longest_planned_tokens = max_model_len_of(read_yaml(file), file)
     settings = RouterSettings(

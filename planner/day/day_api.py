@@ -44,7 +44,7 @@ from planner.documents.catalog import CatalogLike
 from planner.documents.log_columns import log_options_of
 from planner.documents.startup_times import StartupFacts, read_startup
 from planner.documents.task import PlanQuestion
-from planner.domain import SPOT, Slo, market_of
+from planner.domain import SPOT, Slo, payment_suffix
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, write_files
 from planner.fleet import Fleet, Pool
@@ -466,7 +466,7 @@ def elastic_pools(
     pools = []
     for pool in standing.pools:
         gpu = pool.type.gpu.name
-        spot = task.spot_terms(pool.type.gpu) if market_of(gpu) == SPOT else None
+        spot = task.spot_terms(pool.type.gpu) if payment_suffix(gpu) == SPOT else None
         most = day_section.most or max(MOST_WORKERS_FACTOR * pool.count, pool.count + FEWEST_EXTRA_WORKERS)
         most = int(min(most, FleetLimits(task.stock_and_owned).most_workers(pool.type)))
         if not day_section.least <= pool.count <= most:

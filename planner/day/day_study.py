@@ -36,7 +36,7 @@ from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
 from planner.day.search.finer_day import finer_day
 from planner.day.search.load_rules import fit_load_rules
-from planner.domain import OWNED, Slo, market_of
+from planner.domain import OWNED, Slo, payment_suffix
 from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet
 from planner.parallel import executors
@@ -109,7 +109,7 @@ class DayQuestion:
         if self.is_least_given:
             return self.pools
         roles = [pool.role for pool in self.fleet.pools]
-        are_owned = [market_of(pool.type.gpu.name) == OWNED for pool in self.fleet.pools]
+        are_owned = [payment_suffix(pool.type.gpu.name) == OWNED for pool in self.fleet.pools]
         rows = list(zip(roles, are_owned, self.pools, strict=True))
         owned_roles = {role for role, is_owned, elastic in rows if is_owned and elastic.least}
         return tuple(

@@ -34,7 +34,7 @@ from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
 from planner.documents.spreads import SpreadRow, at_medians, spread_of
 from planner.documents.spreads import parse_row as parse_spread_row
 from planner.documents.traffic_description import TASK_KEYS, TaskRow, parse_task_row
-from planner.domain import OWNED, AllReduce, Gpu, Slo, market_of, row_of
+from planner.domain import OWNED, AllReduce, Gpu, Slo, payment_suffix, row_of
 from planner.errors import CatalogError, InputError
 from planner.files.checked_files import is_path, read_yaml, repository_dir
 from planner.files.document_values import (
@@ -176,25 +176,25 @@ class Catalog:
         limit. Raises CatalogError for an unknown name.
         """
         spelled = _spelled(name)
-        gpu, market = self._gpu_without_market(row_of(spelled)), market_of(spelled)
+        gpu, suffix = self._gpu_without_suffix(row_of(spelled)), payment_suffix(spelled)
         if gpu is None:
             advice = _MIG_ADVICE if _MIG.search(spelled) else _GPU_ADVICE
             raise _unknown_name("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml", advice)
-        price_usd_per_h = 0.0 if market == OWNED else gpu.price_usd_per_h
-        return replace(gpu, name=gpu.name + market, price_usd_per_h=price_usd_per_h)
+        price_usd_per_h = 0.0 if suffix == OWNED else gpu.price_usd_per_h
+        return replace(gpu, name=gpu.name + suffix, price_usd_per_h=price_usd_per_h)
 
     def gpu_of_question(self, name: str, where: str) -> Gpu:
-        """The GPU of a name in slo.yaml, which must not end in a market such as @spot. Raises InputError."""
-        market = market_of(name.lower())
-        if market:
-            row = name[: -len(market)]
-            section = f"owned: {{{row}: 8}}" if market == OWNED else f"prices: {{{row}: {{spot: 1.2 usd/h}}}}"
+        """The GPU of a name in slo.yaml, which must not have a suffix such as @spot. Raises InputError."""
+        suffix = payment_suffix(name.lower())
+        if suffix:
+            row = name[: -len(suffix)]
+            section = f"owned: {{{row}: 8}}" if suffix == OWNED else f"prices: {{{row}: {{spot: 1.2 usd/h}}}}"
             raise InputError(
                 f"{where}: expected the name of a GPU, found {name}; name {row}, and write fleet: {section}"
             )
         return self.gpu(name)
 
-    def _gpu_without_market(self, alias: str) -> Gpu | None:
+    def _gpu_without_suffix(self, alias: str) -> Gpu | None:
         """The GPU of a lower-case name or alias, which may end in a power limit; None if unknown."""
         if alias in self.gpu_aliases:
             return self.gpus[self.gpu_aliases[alias]]

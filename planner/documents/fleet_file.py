@@ -384,7 +384,7 @@ def routers_of(document: Document, path: Path) -> list[RouterRow]:
     ]
 
 
-def changed_plan_doubt(document: Document, path: Path, fleet: Fleet) -> str:
+def changed_plan_warning(document: Document, path: Path, fleet: Fleet) -> str:
     """A sentence if the workers of a plan.yaml were changed since it was written; else, and for other files,
     "". A change shows in the GPUs, the Watts or the price, which a plan.yaml states for all its workers.
     """

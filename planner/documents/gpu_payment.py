@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast, get_args
 
 from planner.documents.catalog import SOLD_AS, Catalog
-from planner.domain import OWNED, Gpu, market_of, row_of
+from planner.domain import OWNED, Gpu, payment_suffix, row_of
 from planner.errors import InputError
 from planner.files.document_values import (
     Section,
@@ -58,21 +58,21 @@ class Paid:
         """The GPU with these values in place of the catalog's. A capped GPU is paid as the same GPU without
         the cap, and one on spot as one on demand, unless it is named itself.
         """
-        of_market = (gpu.name, uncapped_name(gpu))
-        of_row = (*of_market, row_of(gpu.name), gpu.base)
+        of_payment = (gpu.name, uncapped_name(gpu))
+        of_row = (*of_payment, row_of(gpu.name), gpu.base)
         # The price of a row is that of renting it, so an owned GPU does not have it.
-        price_names = of_market if market_of(gpu.name) == OWNED else of_row
+        price_names = of_payment if payment_suffix(gpu.name) == OWNED else of_row
         return replace(
             gpu,
             price_usd_per_h=_first_of(self.prices_usd_per_h, price_names, gpu.price_usd_per_h),
             is_sold_whole=_first_of(self.sold_whole, of_row, gpu.is_sold_whole),
-            energy_usd_per_kwh=_first_of(self.energy_usd_per_kwh, of_market, gpu.energy_usd_per_kwh),
+            energy_usd_per_kwh=_first_of(self.energy_usd_per_kwh, of_payment, gpu.energy_usd_per_kwh),
         )
 
 
 def uncapped_name(gpu: Gpu) -> str:
     """The name of the same GPU without a power cap: "h100-80g@owned" of "h100-80g@350W@owned"."""
-    return gpu.base + market_of(gpu.name)
+    return gpu.base + payment_suffix(gpu.name)
 
 
 def _first_of(values: Mapping[str, Value], names: Iterable[str], default: Value) -> Value:

@@ -15,7 +15,7 @@ from typing import Any
 from planner.documents.catalog import Catalog
 from planner.documents.markets import parse_market
 from planner.documents.task import PlanQuestion
-from planner.domain import OWNED, ROUNDING, SPOT, Gpu, market_of, row_of
+from planner.domain import OWNED, ROUNDING, SPOT, Gpu, payment_suffix, row_of
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
 from planner.solvers.reserved_schedule import Market
@@ -63,16 +63,16 @@ def schedule_caveat(path: Path, *, has_question: bool = False) -> str:
     if not _is_plan(plan):
         return ""
     bill = plan.get("bill", {})
-    doubts = "" if has_question else WITHOUT_QUESTION
-    if any(market_of(pool["gpu"]) == SPOT for pool in plan["workers"]):
+    caveats = "" if has_question else WITHOUT_QUESTION
+    if any(payment_suffix(pool["gpu"]) == SPOT for pool in plan["workers"]):
         # plan.yaml prices only GPUs in use: where these are all on spot, it has no price on demand.
         price = "the question's price" if has_question else "the catalog's price, not the question's"
-        doubts = ON_SPOT.format(price=price) + doubts
+        caveats = ON_SPOT.format(price=price) + caveats
     idle, by_gpu = bill.get("idle_gpus", 0), bill.get("by_gpu_usd_per_h", 0.0)
     if not idle:  # The bill then counts GPUs in use alone, as a schedule does.
-        return CAVEAT + doubts
+        return CAVEAT + caveats
     more_text = f"for which the plan pays {bill['usd_per_h'] - by_gpu:.2f} USD/h more ({idle} idle GPUs)"
-    return f"{CAVEAT}, {more_text}{doubts}"
+    return f"{CAVEAT}, {more_text}{caveats}"
 
 
 def _read_plan_file(path: Path) -> tuple[Path, Document]:
@@ -149,7 +149,7 @@ def offer_documents(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None
         return gpu.power_w / 1e3 * parse_quantity(usd_per_kwh, "usd_per_kwh", where="electricity")
 
     usd_per_h = _written_usd_per_h(plan, gpu, task) + electricity_usd_per_h(gpu.name)
-    if len(gpus_of_plan(plan)) == 1 and not any(map(market_of, names)):
+    if len(gpus_of_plan(plan)) == 1 and not any(map(payment_suffix, names)):
         # The average of the bill has the electricity too.
         usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
     is_reserved = task is not None and (gpu.name in task.reserved or gpu.base in task.reserved)

@@ -29,7 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from planner.documents import doubtful
+from planner.documents import question_warnings
 from planner.documents.catalog import Catalog
 from planner.documents.commitments import KEYS as COMMITMENT_KEYS
 from planner.documents.commitments import parse_commitments
@@ -302,7 +302,7 @@ class PlanQuestion:
     deploy: str | None = None  # The deployment target whose router is simulated; None: as the policies say.
     plans_each_target: bool = False  # Plan anew for every target whose router misses the SLO with this plan.
     considers_all_gpus: bool = False  # No GPU was named, so all but `unchecked_left_out` are considered.
-    doubts: tuple[str, ...] = ()  # Possible misreadings of the question; every answer warns of them.
+    warnings: tuple[str, ...] = ()  # Possible misreadings of the question; every answer warns of them.
     # The price of memory behind KV caches, added to that of every GPU; planner/studies/tier_study.py sets it.
     kv_usd_per_gpu_h: float = 0.0
 
@@ -518,7 +518,9 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     _check_throughput(task, where)
     _check_day(question)
     _check_target(task, question, catalog)
-    return replace(task, considers_all_gpus="gpus" not in fleet, doubts=_find_doubts(task, fleet, catalog))
+    return replace(
+        task, considers_all_gpus="gpus" not in fleet, warnings=_find_warnings(task, fleet, catalog)
+    )
 
 
 def _offered_stock(
@@ -532,7 +534,7 @@ def _offered_stock(
     }
 
 
-def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
+def _find_warnings(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
     """Parts of the question that may be meant differently, as sentences. Stock and prices are parsed again,
     because those of `task` also have entries that the file does not: all GPUs, and a provider's offers.
     """
@@ -541,9 +543,16 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
         named = _named_stock(fleet.get("gpus"), catalog, fleet.path_of("gpus"), may_be_empty=True)
     prices, _, _, spot = _parse_prices(fleet, catalog)
     spot_prices = {name: market.price_usd_per_h for name, market in spot.items()}
-    of_fleet = doubtful.fleet_doubts(named, task.owned, prices, spot_prices, task.sold_whole, catalog)
+    of_fleet = question_warnings.fleet_warnings(
+        named, task.owned, prices, spot_prices, task.sold_whole, catalog
+    )
     of_llm = (FOLDER_SERVED.format(name=task.llm),) if _is_folder(task.llm, catalog) else ()
-    return (*doubtful.slo_doubts(task.slo), *of_fleet, *of_llm, *doubtful.lora_doubts(task.lora))
+    return (
+        *question_warnings.slo_warnings(task.slo),
+        *of_fleet,
+        *of_llm,
+        *question_warnings.lora_warnings(task.lora),
+    )
 
 
 def _is_folder(llm: str, catalog: Catalog) -> bool:

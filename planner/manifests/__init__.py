@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from planner.documents.fleet_file import RouterRow
-from planner.domain import SPOT, market_of
+from planner.domain import SPOT, payment_suffix
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.manifests import (
@@ -446,7 +446,7 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
             "- One router serves the prefill and decode pools, router-mixed (port 8100 in Compose) the mixed "
             "ones. The simulator chooses among all of them; put a balancer in front of the two."
         )
-    if spot := [pool.name for pool in fleet.running_pools if market_of(pool.type.gpu.name) == SPOT]:
+    if spot := [pool.name for pool in fleet.running_pools if payment_suffix(pool.type.gpu.name) == SPOT]:
         lines.append(
             f"- Workers of {', '.join(map(engine_command.one_line, spot))} are on the spot market. "
             "SkyPilot's file asks for spot machines; elsewhere give those pods the label and toleration of "

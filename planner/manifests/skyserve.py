@@ -5,7 +5,7 @@ A service has one kind of replica, so a fleet of several pools is refused.
 
 import shlex
 
-from planner.domain import SPOT, Gpu, market_of
+from planner.domain import SPOT, Gpu, payment_suffix
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
@@ -83,7 +83,7 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
             "accelerators": f"{_accelerator(pool.type.gpu)}:{pool.type.gpus}",
             "ports": HTTP_PORT,
             "disk_size": f"{disk_gb:.0f}GB",
-            **({"use_spot": True} if market_of(pool.type.gpu.name) == SPOT else {}),
+            **({"use_spot": True} if payment_suffix(pool.type.gpu.name) == SPOT else {}),
         },
         "secrets": {"HF_TOKEN": None},
         "setup": "\n".join(_setup_lines(fleet, pool)) + "\n",

@@ -35,7 +35,7 @@ from planner.documents.facts import (
 )
 from planner.documents.robustness_facts import MORE_FRAC, AtWorkers, FleetRobustness, HeadroomFact, WorkerLoss
 from planner.documents.safety import LEAST_KEPT_FRAC, strictest_safety
-from planner.domain import OWNED, SPOT, Limit, market_of
+from planner.domain import OWNED, SPOT, Limit, payment_suffix
 from planner.errors import MostKept
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
@@ -208,12 +208,12 @@ def misses_targets(plan: Plan) -> bool:
 def for_targets_text(values: ForTargets) -> str:
     """What a fleet for some targets costs: "on kserve and lws 143.52 USD/h, 5 workers of 8 × h100-80g"."""
     if values.usd_per_h is None:
-        doubt = ", without proof that there is none" if values.status == "not found" else ""
-        return f"none found on {list_text(values.targets)}{doubt}"
-    doubt = "" if values.status in ("certified", "on paper") else f", {values.status}"
+        status_text = ", without proof that there is none" if values.status == "not found" else ""
+        return f"none found on {list_text(values.targets)}{status_text}"
+    status_text = "" if values.status in ("certified", "on paper") else f", {values.status}"
     return (
         f"on {list_text(values.targets)} {usd_text(values.usd_per_h)}/h, "
-        f"{workers_text(values.workers)}{doubt}"
+        f"{workers_text(values.workers)}{status_text}"
     )
 
 
@@ -303,7 +303,7 @@ def _owned_and_bought(fleet: Fleet, bill: Bill) -> tuple[list[str], list[str]]:
     owned_gpus, single_gpus = Counter[str](), Counter[str]()
     for pool in fleet.running_pools:
         gpu, gpus = pool.type.gpu, pool.count * pool.type.gpus
-        if market_of(gpu.name) == OWNED:
+        if payment_suffix(gpu.name) == OWNED:
             owned_gpus[gpu.name.removesuffix(OWNED)] += gpus
         elif node_of(gpu) is None:
             single_gpus[gpu.name] += gpus
@@ -341,7 +341,7 @@ def losses_text(plan: Plan) -> str:
     if not answers or "with-a-loss" in answers:
         return ""
     if not spot:
-        is_spot_offered = any(market_of(price.gpu) == SPOT for price in plan.prices)
+        is_spot_offered = any(payment_suffix(price.gpu) == SPOT for price in plan.prices)
         return NO_SPOT_BOUGHT if is_spot_offered else ""
     return "production stands losses of spot workers already: " + "; ".join(map(fact_sentence, spot))
 

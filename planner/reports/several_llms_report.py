@@ -6,7 +6,7 @@ import dataclasses
 from html import escape
 
 from planner.documents.certificate import facts_document, plain_values
-from planner.domain import OWNED, market_of, row_of
+from planner.domain import OWNED, payment_suffix, row_of
 from planner.files.checked_files import to_yaml
 from planner.reports import answer_sentences, figures, output, screen, shared_screen
 from planner.reports.fact_sentences import SAME_FRAC, fact_sentences_of, relative_cost_text
@@ -274,7 +274,7 @@ def answer_rows(plan: SharedPlan) -> Rows:
 
 def limit_rows(plan: SharedPlan) -> Rows:
     """A row per shared limit: its name, how much of it is used, and the amount, both with the unit."""
-    owned = {row_of(each.limit.gpu) for each in plan.limits if market_of(each.limit.gpu) == OWNED}
+    owned = {row_of(each.limit.gpu) for each in plan.limits if payment_suffix(each.limit.gpu) == OWNED}
     return ("Limit", "Used", "Of"), [
         (
             f"{each.limit.name} to rent" if each.limit.gpu in owned else each.limit.name,

@@ -21,10 +21,10 @@ from planner.units import count_text, in_unit, show_w
 
 def verdict_text(plan: SharedPlan) -> str:
     """What to buy for which LLMs, what it costs, how much more it holds to and how sure that is."""
-    doubts = [screen.not_for_production(llm_plan) for llm_plan in plan.plans.values()]
-    doubt = next((text for text in doubts if text), "")  # One warning is enough for the whole fleet.
+    warnings = [screen.not_for_production(llm_plan) for llm_plan in plan.plans.values()]
+    warning = next((text for text in warnings if text), "")  # One warning is enough for the whole fleet.
     sentences = [
-        f"{doubt}{screen.buy_text(plan.as_one_fleet, plan.bill, f' for {list_text(list(plan.plans))}')}."
+        f"{warning}{screen.buy_text(plan.as_one_fleet, plan.bill, f' for {list_text(list(plan.plans))}')}."
     ]
     if missed := [name for name, llm_plan in plan.plans.items() if not llm_plan.verdict.holds]:
         sentences.append(f"In its simulation {list_text(missed)} does NOT keep its SLO.")

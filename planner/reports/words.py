@@ -15,7 +15,7 @@ from planner.documents.facts import (
     RequestTooLong,
     UsedUp,
 )
-from planner.domain import SPOT, Limit, ServiceGuarantee, market_of, row_of
+from planner.domain import SPOT, Limit, ServiceGuarantee, payment_suffix, row_of
 from planner.fleet import Fleet
 from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
@@ -409,7 +409,7 @@ def idle_gpus_text(bill: Bill, *, is_of_fleet_file: bool = False) -> str:
 
 def spot_caveat(fleet: Fleet) -> str:
     """The note that a simulation of one fleet interrupts no spot worker; empty if the fleet has none."""
-    if not any(market_of(pool.type.gpu.name) == SPOT for pool in fleet.running_pools):
+    if not any(payment_suffix(pool.type.gpu.name) == SPOT for pool in fleet.running_pools):
         return ""
     return "spot workers are all up here; a plan keeps its SLO without those that may be down"
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import OWNED, ROUNDING, FleetLimit, Gpu, market_of, stock_name
+from planner.domain import OWNED, ROUNDING, FleetLimit, Gpu, payment_suffix, stock_name
 from planner.fleet import WorkerType
 from planner.models.power import shipped_power
 
@@ -44,10 +44,10 @@ def node_of(gpu: Gpu) -> PricedNode | None:
     """The node that a GPU is rented with; None for a GPU that is owned or sold singly. GPUs with different
     power caps may be on one node, those of different markets may not.
     """
-    if not gpu.is_sold_whole or market_of(gpu.name) == OWNED:
+    if not gpu.is_sold_whole or payment_suffix(gpu.name) == OWNED:
         return None
     return PricedNode(
-        kind=gpu.base + market_of(gpu.name),  # For instance "h100-80g@spot".
+        kind=gpu.base + payment_suffix(gpu.name),  # For instance "h100-80g@spot".
         gpus=int(gpu.gpus_per_node),
         gpu_usd_per_h=gpu.price_usd_per_h,
         # `shipped_power` is the model of power that comes with the catalog; it gives watts.

@@ -1,7 +1,7 @@
 """Adds the best fleet of each GPU type alone to the alternatives of a plan, one row for each type.
 
 These fleets are searched and simulated as for a plan, without the fleets that the plan's search simulated
-already (`study.answers` has them). If the plan's own fleet uses one GPU type alone, that type is not
+already (`study.cache` has them). If the plan's own fleet uses one GPU type alone, that type is not
 searched. No row claims to be exact, so the cheaper fleets of a type are not simulated one by one. The rows of
 a plan for production are fleets on paper, because finding a fleet for production of each type takes about as
 long as the plan. With `fleet: per_gpu` in slo.yaml they are fleets for production.

@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from planner.documents.facts import KeptIn
 from planner.documents.task import PlanQuestion
-from planner.domain import OWNED, ROUNDING, SPOT, market_of, row_of
+from planner.domain import OWNED, ROUNDING, SPOT, payment_suffix, row_of
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Pool
 from planner.reports.words import describe_fleet
@@ -373,7 +373,7 @@ def _gpu_names(gpu: str) -> tuple[str, ...]:
     A spot GPU stays a spot GPU.
     """
     row = row_of(gpu)
-    return (gpu,) if market_of(gpu) == SPOT else (gpu, row, row + OWNED)
+    return (gpu,) if payment_suffix(gpu) == SPOT else (gpu, row, row + OWNED)
 
 
 def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]], list[Pool]]:

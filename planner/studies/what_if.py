@@ -1,8 +1,8 @@
 """Answers several questions about one trace: how the plan changes with the question, and what each limit
 costs.
 
-Searches share their simulations (`fleet_oracle.Answers`). A search for a changed question starts from the
-fleet of the question before, and keeps that fleet if no other costs less, so that no change is without a
+Searches share their simulations (`fleet_oracle.VerdictCache`). A search for a changed question starts from
+the fleet of the question before, and keeps that fleet if no other costs less, so that no change is without a
 reason.
 
 `change_question` edits slo.yaml. `sensitivity` answers the questions around one: step times, traffic and
@@ -39,7 +39,7 @@ from planner.search.mixed.policy_search import search_policies
 from planner.search.mixed.router_fit import fit_router
 from planner.search.oracle import work_clock
 from planner.search.oracle.fleet_counts import objective_of
-from planner.search.oracle.fleet_oracle import Answers
+from planner.search.oracle.fleet_oracle import VerdictCache
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.traffic_request import TrafficRequest, further_traffic, requested_traffic
 from planner.search.oracle.work_clock import USUAL_LIMIT_S, ended_by, now_s, time_limit
@@ -111,7 +111,7 @@ class Study:
     seed: int = 0
     time_limit_s: float = USUAL_LIMIT_S
     progress: plan_problem.Progress = plan_problem.report_nothing
-    answers: Answers = field(default_factory=Answers)
+    cache: VerdictCache = field(default_factory=VerdictCache)
     taken_s: float = 0.0
     most_work_s: float = math.inf  # A further limit of each question, on the search's clock (work_clock.py).
     _requests_by_task: dict[tuple[object, ...], TrafficRequest] = field(default_factory=dict)
@@ -133,8 +133,8 @@ class Study:
         """A study of a part of the trace, with a limit per question of `work_s` on the search's clock. It
         shares no simulations with this study, because they are of other requests.
         """
-        answers = self.answers.fresh()
-        return replace(self, trace=trace, most_work_s=work_s, answers=answers, _requests_by_task={})
+        cache = self.cache.fresh()
+        return replace(self, trace=trace, most_work_s=work_s, cache=cache, _requests_by_task={})
 
     def traffic_request(self, task: PlanQuestion) -> TrafficRequest:
         """The requests that a question is about, remembered by the parts of the question that
@@ -188,7 +188,7 @@ class Study:
             self.trace,
             self.catalog,
             seed=self.seed,
-            conditions=plan_problem.Conditions(now_s() + work_s, answers=self.answers),
+            conditions=plan_problem.Conditions(now_s() + work_s, cache=self.cache),
             request=self.traffic_request(task),
         )
 

@@ -29,14 +29,14 @@ def read_columns(
     figures: Collection[str],
     *,
     as_text: Collection[str] = (),
-    doubts: list[str] | None = None,
+    warnings: list[str] | None = None,
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
     """Yield the rows below the header, which is line `header_line` of the file: blocks of lines, each with
     its columns `wanted` by name. `names` are all columns of the header.
 
     `figures` are the columns of `wanted` with numbers or dates, by which csv_lines.py recognises a line that
-    is only a part of a row. Columns in `as_text` are read as text. A list `doubts` gets at most one sentence,
-    on the first figure with an exponent (1e3) in a column where at most half of the figures of a block have
+    is only a part of a row. Columns in `as_text` are read as text. A list `warnings` gets at most one, on
+    the first figure with an exponent (1e3) in a column where at most half of the figures of a block have
     one. Raises TraceError with the numbers of lines that are not rows of such a table.
     """
     # These headings replace those of the file, which may repeat. The last one catches fields beyond the
@@ -74,9 +74,9 @@ def read_columns(
                 f"{path}, line {lines[extra[0]]}: has more than the {len(names)} fields of the header; "
                 "write numbers without thousands separators"
             )
-        if doubts is not None and not doubts:
+        if warnings is not None and not warnings:
             figure_columns = [(name, table[heading_of[name]], names.index(name)) for name in figures]
-            doubts += _exponent_doubts(path, block, figure_columns)
+            warnings += _exponent_warnings(path, block, figure_columns)
         yield block, {name: table[heading] for name, heading in heading_of.items()}
 
 
@@ -86,7 +86,7 @@ _SOME_EXPONENT = re.compile(rb"[eE]\+?\d")
 _EXPONENT = re.compile(r"\s*\"?\d+(?:\.\d*)?[eE]\+?\d+\"?\s*")
 
 
-def _exponent_doubts(
+def _exponent_warnings(
     path: Path, block: csv_lines.Block, figures: Sequence[tuple[str, pd.Series[Any], int]]
 ) -> list[str]:
     """A list with a sentence on the first figure with an exponent, in a column where at most half of the
@@ -121,16 +121,16 @@ def check_lengths(
     names: Sequence[str],
     lengths: Collection[str],
     rows: Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]],
-    doubts: list[str],
+    warnings: list[str],
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
     """Yield `rows`, and check the columns `lengths`, which should hold whole numbers.
 
     1,096 becomes 1096 if the column leaves no doubt that its commas separate thousands
-    (`without_thousands`). At most one sentence is added to `doubts`: on the first such number; or on the
+    (`without_thousands`). At most one sentence is added to `warnings`: on the first such number; or on the
     first number like 5.000 in a column that leaves a doubt, as it may mean five or five thousand. Raises
     TraceError if, in one block of such a column, a number like 5.000 stands beside one without a point.
     """
-    has_doubt = False
+    has_warned = False
     for block, table in rows:
         for name, column_index in [(name, names.index(name)) for name in lengths if name in table]:
             # Most columns hold plain whole numbers, and need no more than this quick test.
@@ -140,7 +140,7 @@ def check_lengths(
             cells = [row[column_index].strip() if len(row) > column_index else "" for row in records]
             # A quoted field may contain line ends; then there are more cells than rows.
             if (plain := without_thousands(cells)) is None or len(plain) != len(table[name]):
-                sentence = _thousands_doubt(path, block, name, cells)
+                sentence = _thousands_warning(path, block, name, cells)
             else:
                 table[name] = pd.Series([text or np.nan for text in plain], dtype=object)
                 first = next(k for k, cell in enumerate(cells) if _GROUPED.fullmatch(cell))
@@ -148,9 +148,9 @@ def check_lengths(
                     f"{path.name}, line {block.starts[first]}, column {name}: is read as {plain[first]}, "
                     "with a separator of thousands"
                 )
-            if sentence and not has_doubt:
-                doubts.append(sentence)
-                has_doubt = True
+            if sentence and not has_warned:
+                warnings.append(sentence)
+                has_warned = True
         yield block, table
 
 
@@ -184,7 +184,7 @@ def without_thousands(cells: Sequence[str]) -> list[str] | None:
     return [cell.replace(sign, "") for cell in cells]
 
 
-def _thousands_doubt(path: Path, block: csv_lines.Block, name: str, cells: Sequence[str]) -> str:
+def _thousands_warning(path: Path, block: csv_lines.Block, name: str, cells: Sequence[str]) -> str:
     """A sentence on the first of the `cells` like 5.000; "" if there is none. Raises TraceError if another
     cell is a whole number without a point.
     """

@@ -19,7 +19,7 @@ import pandas as pd
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import TraceError
 from planner.files.document_values import show_value
-from planner.traffic import doubts
+from planner.traffic import time_warnings
 from planner.traffic.logs.log_columns_map import names_length
 from planner.traffic.logs.times import (
     YEAR_2000_S,
@@ -151,7 +151,7 @@ class TraceRows:
         self.ticks: list[FloatArray] = []  # Arrivals in the clock's own unit, or in seconds for dates.
         self.origin: pd.Timestamp | None = None  # The first date, where the clock gives dates.
         self.has_zones: bool | None = None  # Whether dates say their zone; None before the first.
-        self.doubts: list[str] = []  # Sentences on doubtful rows, which become warnings.
+        self.warnings: list[str] = []  # Sentences on doubtful rows.
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])  # Lengths of inputs and of outputs.
         self.image_tokens: list[IntArray] = []
         self.texts: dict[str, list[str]] = {}
@@ -317,7 +317,7 @@ class TraceRows:
             )
 
     def _compare_rivals(self, counts: dict[str, IntArray], columns: dict[str, pd.Series[Any]]) -> None:
-        """Note a doubt for each other column from which a length could be read, if its values differ from
+        """Warn of each other column from which a length could be read, if its values differ from
         the lengths that are read. Each column is doubted once.
         """
         for name, read in tuple(self.rivals.items()):
@@ -326,7 +326,7 @@ class TraceRows:
             if not has_value.any() or np.array_equal(lengths[has_value], counts[read][has_value]):
                 continue
             del self.rivals[name]
-            self.doubts.append(
+            self.warnings.append(
                 f"{self.path.name}: column {name} differs from {read}, which is read for its name; if "
                 f"{name} is meant, say plan trace --map, or traffic: map in slo.yaml"
             )
@@ -466,12 +466,12 @@ class TraceRows:
 
     def to_trace(self) -> Trace:
         """The trace of all rows, in order of arrival, with notes and warnings; raises TraceError."""
-        warnings = (*self._warn_of_dropped(), *self.doubts)
+        warnings = (*self._warn_of_dropped(), *self.warnings)
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         ticks, restarted = self._join_restarted_clock(join_arrays(self.ticks))
         warnings += restarted
-        order, notes, doubted = self._arrival_order(ticks)
-        warnings += doubted
+        order, notes, clock_warnings = self._arrival_order(ticks)
+        warnings += clock_warnings
         if order is not None:
             ticks = ticks[order]
         per_s = self._ticks_per_s(float(ticks[0]), notes)
@@ -484,7 +484,7 @@ class TraceRows:
                 f"{self.path}, column {self.clock}: the last request arrives after {arrival_s[-1]:.3g} s, "
                 "more than 100 years; give times in seconds"
             )
-        warnings += self._doubt_clock_unit(arrival_s, per_s)
+        warnings += self._clock_unit_warnings(arrival_s, per_s)
         # The step of a coarse clock, over which scaling.py may spread arrivals; 0 for a fine one.
         quantum_s = (clock_quantum_s(arrival_s) if self.format.is_coarse else None) or 0.0
         tenant, tenants = self._factorize_names(self.tenant)
@@ -545,15 +545,17 @@ class TraceRows:
             )
         return gathered
 
-    def _doubt_clock_unit(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
+    def _clock_unit_warnings(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
         """Warnings about a long gap, else about the unit of the clock. Published formats define their unit,
         but files of another origin may have the plain column names of Mooncake.
         """
-        messages = doubts.long_gap_warnings(self.path.name, arrival_s)
+        messages = time_warnings.long_gap_warnings(self.path.name, arrival_s)
         is_plain_number = self.origin is None and per_s == self.format.ticks_per_s
         if not messages and is_plain_number and self.format.name in ("generic", "Mooncake"):
             lengths = self.counts[0], self.counts[1]
-            messages = doubts.clock_unit_warnings(self.path.name, self.clock, lengths, arrival_s, per_s)
+            messages = time_warnings.clock_unit_warnings(
+                self.path.name, self.clock, lengths, arrival_s, per_s
+            )
         return messages
 
     def _ticks_per_s(self, first: float, notes: list[str]) -> float:
@@ -647,16 +649,16 @@ class TraceRows:
 
     def _arrival_order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str], tuple[str, ...]]:
         """Positions in order of arrival, None if the file has that order; a note if not; and warnings."""
-        doubted: tuple[str, ...] = ()
+        clock_warnings: tuple[str, ...] = ()
         if self.origin is not None and not self.has_zones and self.local is None:
             at_s = ticks + self.origin.timestamp()
-            doubted = doubts.clock_change_warnings(self.path.name, self.clock, at_s)
+            clock_warnings = time_warnings.clock_change_warnings(self.path.name, self.clock, at_s)
         late = ticks < np.maximum.accumulate(ticks)
         if not late.any():
-            return None, [], doubted
+            return None, [], clock_warnings
         if (rows := int(late.sum())) >= OUT_OF_ORDER_FRAC * len(ticks):
-            if doubted:
-                raise TraceError(doubted[0])
+            if clock_warnings:
+                raise TraceError(clock_warnings[0])
             backward_steps = int((np.diff(ticks) < 0).sum())
             raise TraceError(
                 f"{self.path}, column {self.clock}: {rows} of {len(ticks)} rows are out of order, at most "
@@ -664,8 +666,8 @@ class TraceRows:
                 f"sort the file by {self.clock}, or, where its clock starts again, give each part a file"
             )
         note = f"{rows} of {len(ticks)} rows out of order: sorted by arrival"
-        far = doubts.step_back_warnings(self.path.name, self.clock, ticks)
-        return np.argsort(ticks, kind="stable"), [note], (*doubted, *far)
+        far = time_warnings.step_back_warnings(self.path.name, self.clock, ticks)
+        return np.argsort(ticks, kind="stable"), [note], (*clock_warnings, *far)
 
     def _gather_prefixes(self, inputs: IntArray, notes: list[str]) -> tuple[IntArray, IntArray, int]:
         """Offsets (n + 1,) of the requests' prefix blocks, ids (m,) of these blocks, and tokens of a block.

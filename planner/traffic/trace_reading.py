@@ -236,9 +236,9 @@ def _read_csv(
     # Times are read as text, because pandas would lose digits of them and float() does not.
     as_text = [name for name in rows.needed if name not in rows.counts]
     blocks = csv_tables.read_columns(
-        path, stream, header_line, names, rows.needed, figures, as_text=as_text, doubts=rows.doubts
+        path, stream, header_line, names, rows.needed, figures, as_text=as_text, warnings=rows.warnings
     )
-    for block, table in csv_tables.check_lengths(path, names, lengths, blocks, rows.doubts):
+    for block, table in csv_tables.check_lengths(path, names, lengths, blocks, rows.warnings):
         line_numbers = block.starts
         blank = np.logical_and.reduce([column.isna().to_numpy() for column in table.values()])
         # A row that is empty in our columns but has text in others is not blank; `add_rows` refuses it.

@@ -187,9 +187,9 @@ def test_a_folder_that_manifests_serve_is_warned_of() -> None:
     """`vllm serve tiny-llm` in a pod would look for a path, or a model, that is not there."""
     slo = {"slo": {"ttft": {"p95": "1 s"}}}
     folder = str(ROOT / "examples" / "tiny-llm")
-    (doubt,) = parse_task({"llm": folder, **slo}, read_catalog()).doubts
+    (doubt,) = parse_task({"llm": folder, **slo}, read_catalog()).warnings
     assert f"manifests serve {folder}" in doubt
-    assert not parse_task({"llm": "llama-3.1-8b", **slo}, read_catalog()).doubts
+    assert not parse_task({"llm": "llama-3.1-8b", **slo}, read_catalog()).warnings
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from planner.search.oracle import deterministic_parallel
 from planner.search.oracle.deterministic_parallel import (
     charge_effort,
     effort_spent,
-    remember_answer,
+    remember_verdict,
     run_wave,
 )
 from planner.search.oracle.fleet_oracle import Oracle, is_looser
@@ -102,8 +102,8 @@ def test_what_was_told_stands_in_the_order_of_the_tasks() -> None:
     def look(k: int) -> None:
         if k < 2:
             done[k + 1].wait(10)
-        remember_answer(told, "old", answer=False)
-        remember_answer(told, f"new {k}", answer=k == 1)
+        remember_verdict(told, "old", answer=False)
+        remember_verdict(told, f"new {k}", answer=k == 1)
         done[k].set()
 
     with working_on(Executor("threads:3")):

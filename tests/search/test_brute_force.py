@@ -21,7 +21,7 @@ from planner.fleet import Policies
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective_of
-from planner.search.oracle.fleet_oracle import Answers, Oracle
+from planner.search.oracle.fleet_oracle import Oracle, VerdictCache
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.link import link_too_slow
 from planner.search.problem.options import OptionLeftOut, decode_options, mixed_options, prefill_options
@@ -112,7 +112,7 @@ def hard_instance(seed: int) -> Problem:
         left_out=(OptionLeftOut("small", NoRoomForKv(), small),),
         slo_work=compute_slo_work(slo, trace),
         task=replace(problem.task, network=network),
-        oracle=Oracle(problem.llm, trace, slo, network, Policies(), answers=Answers()),
+        oracle=Oracle(problem.llm, trace, slo, network, Policies(), cache=VerdictCache()),
     )
 
 

@@ -11,7 +11,7 @@ from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
 from planner.search.mixed.mixtures import CandidateFleets, improve_nearby
 from planner.search.oracle.fleet_counts import Counts, in_order, names_of, objective_of
-from planner.search.oracle.fleet_oracle import Answers
+from planner.search.oracle.fleet_oracle import VerdictCache
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
@@ -39,7 +39,7 @@ def test_finds_the_cheapest_fleet_of_any_mix(seed: int, optimum: float) -> None:
     found = search_mixed_fleets(problem, level0)
     assert found.best is not None and level0.search.value > found.value
     assert found.value == pytest.approx(optimum, abs=0.005)
-    assert replace(problem.oracle, answers=Answers()).holds(found.best)
+    assert replace(problem.oracle, cache=VerdictCache()).holds(found.best)
 
 
 def test_filled_fleets_cost_less_and_take_no_further_worker_of_their_last_type() -> None:

@@ -23,8 +23,8 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.search.evidence.certify import plan
 from planner.search.oracle import resuming, simulation_queries
-from planner.search.oracle.fleet_oracle import Answers
-from planner.search.oracle.resuming import AnswerFile, answer_name, question_digest, trace_digest
+from planner.search.oracle.fleet_oracle import VerdictCache
+from planner.search.oracle.resuming import VerdictFile, question_digest, trace_digest, verdict_name
 from planner.search.problem.plan_problem import Conditions
 from planner.traffic.trace import Trace
 
@@ -115,15 +115,17 @@ def test_nothing_is_simulated_twice(tmp_path: Path, at_once: None, monkeypatch: 
     assert needed > 25
     runs.clear()
     stop = 20
-    first = AnswerFile(tmp_path, "q")
+    first = VerdictFile(tmp_path, "q")
     with pytest.raises(Ended):
-        plan(task, trace, CATALOG, conditions=Conditions(answers=Answers(file=first)))
-    second = AnswerFile(tmp_path, "q")
+        plan(task, trace, CATALOG, conditions=Conditions(cache=VerdictCache(file=first)))
+    second = VerdictFile(tmp_path, "q")
     second.load()
     runs.clear()
     stop = 0
-    resumed = plan(task, traffic(requests=200), CATALOG, conditions=Conditions(answers=Answers(file=second)))
-    assert second.found_count == 19 and len(runs) == needed - 19
+    resumed = plan(
+        task, traffic(requests=200), CATALOG, conditions=Conditions(cache=VerdictCache(file=second))
+    )
+    assert second.used_count == 19 and len(runs) == needed - 19
     assert resumed.fleet == whole.fleet
     assert resumed.certificate == whole.certificate
 
@@ -176,9 +178,9 @@ def test_traces_are_told_by_their_requests_and_not_by_their_names() -> None:
 def test_what_words_do_not_tell_is_not_kept() -> None:
     """An array that is cut short, or an object without words, might be another one next time."""
     trace, slo = traffic(), Slo((Limit("ttft", 0.9, 1.0),))
-    assert answer_name((1, "a"), trace, slo) is not None
-    assert answer_name((np.arange(5000),), trace, slo) is None
-    assert answer_name((object(),), trace, slo) is None
+    assert verdict_name((1, "a"), trace, slo) is not None
+    assert verdict_name((np.arange(5000),), trace, slo) is None
+    assert verdict_name((object(),), trace, slo) is None
 
 
 def test_a_full_disk_ends_no_run(tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,13 +188,13 @@ def test_a_full_disk_ends_no_run(tmp_path: Path, at_once: None, monkeypatch: pyt
         raise InputError("no space left")
 
     monkeypatch.setattr(resuming, "write_file", full)
-    answer_file = AnswerFile(tmp_path, "q")
+    answer_file = VerdictFile(tmp_path, "q")
     answer_file.add(("a",), traffic(), Slo((Limit("ttft", 0.9, 1.0),)), holds=True, seen=3)
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_written_before_five_minutes(tmp_path: Path) -> None:
-    answer_file = AnswerFile(tmp_path, "q")
+    answer_file = VerdictFile(tmp_path, "q")
     answer_file.add(("a",), traffic(), Slo((Limit("ttft", 0.9, 1.0),)), holds=True, seen=3)
     assert not list(tmp_path.iterdir())
 

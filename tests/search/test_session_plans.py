@@ -23,7 +23,7 @@ from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.rows import cost_rows
 from planner.search.evidence.certify import plan
 from planner.search.mixed.bounds import lower_bound
-from planner.search.oracle.fleet_oracle import Answers, Oracle
+from planner.search.oracle.fleet_oracle import Oracle, VerdictCache
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
@@ -86,7 +86,7 @@ def session_instance(seed: int) -> Problem:
                 edges.append((child, int(rng.integers(child))))
     pauses = rng.exponential(rng.choice([0.05, 0.3, 2.0]), len(trace)) * (rng.random(len(trace)) < 0.7)
     trace = with_nominal_arrivals(waiting(trace, edges, pauses.tolist()))
-    oracle = Oracle(problem.llm, trace, problem.slo, problem.task.network, Policies(), answers=Answers())
+    oracle = Oracle(problem.llm, trace, problem.slo, problem.task.network, Policies(), cache=VerdictCache())
     return replace(
         problem,
         trace=trace,
@@ -245,7 +245,7 @@ def test_no_fleet_with_caches_holds_that_costs_less_than_the_bound(seed: int) ->
         trace=trace,
         hits=hits,
         lengths=hits.lengths(),
-        oracle=Oracle(problem.llm, trace, problem.slo, problem.task.network, policies, answers=Answers()),
+        oracle=Oracle(problem.llm, trace, problem.slo, problem.task.network, policies, cache=VerdictCache()),
         slo_work=compute_slo_work(problem.slo, trace),
     )
     stated = lower_bound(problem)

@@ -28,7 +28,7 @@ from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError, InputError, MostKept
 from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
 from planner.search.evidence.certify import plan
-from planner.search.oracle.fleet_oracle import Answers, is_looser
+from planner.search.oracle.fleet_oracle import VerdictCache, is_looser
 from planner.simulator import judge_slo, simulate
 from planner.studies.what_if import (
     ChangedQuestion,
@@ -333,12 +333,12 @@ def test_an_answer_for_one_slo_holds_for_every_looser_one(
         within = all(value <= limit.limit_s for value, limit in zip(attained, slo.limits, strict=False))
         return within and attained[2] >= (slo.attainment_frac or 0.0)
 
-    answers = Answers()
-    answers.add(("fleet",), known, holds=holds(known))
-    assert answers.look_up(("fleet",), asked) in (None, holds(asked))
-    assert answers.look_up(("another",), asked) is None
+    cache = VerdictCache()
+    cache.add(("fleet",), known, holds=holds(known))
+    assert cache.look_up(("fleet",), asked) in (None, holds(asked))
+    assert cache.look_up(("another",), asked) is None
     if asked == known:
-        assert answers.look_up(("fleet",), asked) == holds(asked)
+        assert cache.look_up(("fleet",), asked) == holds(asked)
 
 
 def test_other_percentiles_are_not_comparable() -> None:

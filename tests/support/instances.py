@@ -14,7 +14,7 @@ from planner.domain import Gpu, Limit, Metric, Slo
 from planner.fleet import Policies, WorkerType
 from planner.models.latency import StepLatency
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import Answers, Oracle
+from planner.search.oracle.fleet_oracle import Oracle, VerdictCache
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem
@@ -68,7 +68,7 @@ def instance(seed: int) -> Problem:
         {worker.gpu.name: MOST * worker.gpus for worker in types},
         cost_usd_per_h=float(rng.uniform(3, 20)) if rng.random() < 0.2 else None,
     )
-    oracle = Oracle(posed.llm, trace, slo, posed.task.network, Policies(), answers=Answers())
+    oracle = Oracle(posed.llm, trace, slo, posed.task.network, Policies(), cache=VerdictCache())
     return replace(
         posed,
         slo=slo,

@@ -280,7 +280,7 @@ def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
     found, wanted = (parse_task(each, CATALOG) for each in (question.document(asked, CATALOG), given))
     assert found.priced_gpus(CATALOG) == wanted.priced_gpus(CATALOG)
     # a price of a GPU that is not used is dropped, and its doubt with it
-    found, wanted = (replace(each, prices_usd_per_h={}, doubts=()) for each in (found, wanted))
+    found, wanted = (replace(each, prices_usd_per_h={}, warnings=()) for each in (found, wanted))
     assert found == wanted
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from planner.documents.catalog import Catalog
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
-from planner.documents.doubtful import llm_doubts, traffic_doubts
 from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned, WorstHour
+from planner.documents.question_warnings import llm_warnings, traffic_warnings
 from planner.documents.task import PlanQuestion
 from planner.domain import FleetLimit
 from planner.errors import InfeasibleError
@@ -314,7 +314,7 @@ def certify_plan(
         warnings=(
             *not_certified_warnings(problem, production),
             *findings.nodes_beyond_stock_warnings(problem, bill_fleet(fleet, placement)),
-            *map(OfTraffic, _doubts(problem, inputs.trace)),
+            *map(OfTraffic, _question_warnings(problem, inputs.trace)),
             *one_trace_warnings,
             *simulation_warnings,
             *findings.image_warnings(fleet, problem.trace),
@@ -482,12 +482,12 @@ def _simulate_further(
     )
 
 
-def _doubts(problem: Problem, trace: Trace) -> tuple[str, ...]:
+def _question_warnings(problem: Problem, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in the `trace` as it was read, in the question, and in the two together."""
     # `problem.trace` is the traffic at the rate that is planned for. Whether requests go to several LLMs is
     # looked up in the trace as it was read.
-    trace_and_question = (*traffic_doubts(problem.slo, problem.trace), *llm_doubts(problem.slo, trace))
-    return (*trace.warnings, *problem.task.doubts, *trace_and_question)
+    trace_and_question = (*traffic_warnings(problem.slo, problem.trace), *llm_warnings(problem.slo, trace))
+    return (*trace.warnings, *problem.task.warnings, *trace_and_question)
 
 
 def _requested_rps(problem: Problem) -> float | None:

@@ -18,7 +18,7 @@ from planner.documents.certificate import Alternative
 from planner.documents.offers import OLD_DAYS, age_days
 from planner.documents.policy_choices import name_policies
 from planner.documents.task import PlanQuestion, Robust
-from planner.domain import OWNED, SPOT, FleetLimit, Gpu, Slo, market_of, row_of
+from planner.domain import OWNED, SPOT, FleetLimit, Gpu, Slo, payment_suffix, row_of
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Disturbance, Fleet, Policies, WorkerType
 from planner.models.spread import INTERVAL_SIGMAS, StepTimeSpread
@@ -448,7 +448,7 @@ def place_workers(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> NodePlacem
     for pool in fleet.pools:
         gpu = pool.type.gpu
         # GPUs share a node if they have the same base, so each market gets a base of its own.
-        gpu = replace(gpu, base=gpu.base + market_of(gpu.name))
+        gpu = replace(gpu, base=gpu.base + payment_suffix(gpu.name))
         pools.append(replace(pool, type=replace(pool.type, gpu=gpu)))
     try:
         if fleet.network.topology is not None:

@@ -37,7 +37,7 @@ from planner.domain import ROUNDING, Limit
 from planner.fleet import Fleet, WorkerType
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import Answers, Oracle, request_effort
+from planner.search.oracle.fleet_oracle import Oracle, VerdictCache, request_effort
 from planner.search.oracle.headroom import find_headroom, most_that_holds, with_traffic
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.prefixes.pinning import Pinning
@@ -278,7 +278,7 @@ class RobustnessSearch:
             # Longer prompts leave less memory for pinned prefixes, so the pinning is computed anew.
             longer = with_longer_prompts(oracle.trace, more_frac)
             pinning = None if oracle.pinning is None else Pinning(longer)
-            return replace(oracle, trace=longer, pinning=pinning, answers=Answers()), self.best
+            return replace(oracle, trace=longer, pinning=pinning, cache=VerdictCache()), self.best
 
         frac, missed = most_that_holds(with_longer)
         return (HeadroomFact("prompts", frac, missed),)

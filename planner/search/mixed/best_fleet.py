@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents import facts
-from planner.domain import OWNED, ROUNDING, Gpu, market_of
+from planner.domain import OWNED, ROUNDING, Gpu, payment_suffix
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import Level0, search_level0
@@ -157,7 +157,7 @@ def _with_fewest_gpus(problem: Problem, options: Sequence[Option], best: Counts)
     """
 
     def rank(counts: Counts) -> tuple[int, int]:
-        gpus = [(market_of(option.type.gpu.name), option.type.gpus * count) for option, count in counts]
+        gpus = [(payment_suffix(option.type.gpu.name), option.type.gpus * count) for option, count in counts]
         return sum(count for _, count in gpus), -sum(count for market, count in gpus if market == OWNED)
 
     most_usd_per_h = objective_paid(problem, best) * (1 + ROUNDING)
@@ -249,7 +249,7 @@ def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
 
 def _uncapped_gpu(option: Option, level0: Level0) -> Gpu | None:
     """The uncapped variant of this option's GPU, if some option has it; None for a GPU without a cap."""
-    base = option.type.gpu.base + market_of(option.type.gpu.name)
+    base = option.type.gpu.base + payment_suffix(option.type.gpu.name)
     gpus = {other.type.gpu.name: other.type.gpu for other in level0.options}
     return gpus.get(base) if base != option.type.gpu.name else None
 

@@ -4,7 +4,7 @@ task ends first.
 A wave is a fixed set of tasks. One meter per question counts the effort of simulations. A task must not see
 what the other tasks of its wave have spent so far, because that depends on how many run at once. So
 `effort_spent` tells it what was spent when its wave began, plus AT_ONCE times its own effort since. When all
-tasks have ended, their answers are put into the order of the tasks.
+tasks have ended, the verdicts that they added are put into the order of the tasks.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class Wave:
     tasks: int
     spent_before: int
     cost: dict[object, int] = field(default_factory=dict)
-    # The keys of answers that this wave added, as (id of the dict, key).
+    # The keys of verdicts that this wave added, as (id of the dict, key).
     added: set[tuple[int, object]] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
 class WaveTask:
-    """A task of a wave: the task that started the wave, if any, the effort it has spent, and the answers that
-    it added, as (dict, key). `is_merged`: the wave has ended.
+    """A task of a wave: the task that started the wave, if any, the effort it has spent, and the verdicts
+    that it added, as (dict, key). `is_merged`: the wave has ended.
     """
 
     wave: Wave
     outer: WaveTask | None
     is_merged: bool = False
     spent: int = 0
-    answers: list[tuple[dict[Any, bool], Any]] = field(default_factory=list)
+    verdicts: list[tuple[dict[Any, bool], Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -127,17 +127,17 @@ def charge_effort(query: object, cost: int | None) -> None:
     task.spent += task.wave.cost.get(query, 0)
 
 
-def remember_answer(answers: dict[Any, bool], key: Any, answer: bool) -> None:
-    """Set `answers[key]`. New keys are put into the order of the tasks when the wave ends
+def remember_verdict(verdicts: dict[Any, bool], key: Any, verdict: bool) -> None:
+    """Set `verdicts[key]`. New keys are put into the order of the tasks when the wave ends
     (`_merge_in_order`).
     """
     if (task := current_task()) is not None:
-        entry = id(answers), key
-        if key not in answers:
+        entry = id(verdicts), key
+        if key not in verdicts:
             task.wave.added.add(entry)
         if entry in task.wave.added:
-            task.answers.append((answers, key))
-    answers[key] = answer
+            task.verdicts.append((verdicts, key))
+    verdicts[key] = verdict
 
 
 def effort_spent() -> int:
@@ -214,15 +214,15 @@ def _run_in_threads(tasks: Sequence[tuple[contextvars.Context, Callable[[], None
 
 
 def _merge_in_order(tasks: Sequence[WaveTask]) -> None:
-    """Reorder the answers of a wave's tasks as if these had run one after the other. The task that started
-    the wave, if any, gets their answers and their effort.
+    """Reorder the verdicts of a wave's tasks as if these had run one after the other. The task that started
+    the wave, if any, gets their verdicts and their effort.
     """
     outer = current_task()
     for task in tasks:
-        for answers, key in task.answers:
-            answers[key] = answers.pop(key)  # This moves the key to the end.
+        for verdicts, key in task.verdicts:
+            verdicts[key] = verdicts.pop(key)  # This moves the key to the end.
             if outer is not None:
-                outer.answers.append((answers, key))
+                outer.verdicts.append((verdicts, key))
         if outer is not None:
             outer.spent += task.spent
         task.is_merged = True

@@ -38,7 +38,7 @@ from planner.search.oracle.fleet_counts import (
     objective_of,
 )
 from planner.search.oracle.more_workers import may_take_for_granted
-from planner.search.oracle.resuming import AnswerFile
+from planner.search.oracle.resuming import VerdictFile
 from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.simulation_queries import MOST_REUSED_REQUESTS, QueryRunner, SimulationQuery
 from planner.search.oracle.work_clock import StoppedError, is_over
@@ -108,7 +108,7 @@ class SimulationKey:
 
 
 @dataclass(slots=True)
-class Answers:
+class VerdictCache:
     """A cache of simulations: per fleet and traffic the SLOs that were simulated, and whether each is kept.
 
     A fleet that keeps an SLO keeps every looser one, a fleet that misses it misses every stricter one. Keys
@@ -120,17 +120,17 @@ class Answers:
     known: dict[Hashable, list[tuple[Slo, bool]]] = field(default_factory=dict)
     headrooms: dict[tuple[object, ...], MeasuredHeadroom] = field(default_factory=dict)
     # By trace and share: the trace with that share more traffic, and a cache for it (headroom.py).
-    busier: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)
-    file: AnswerFile | None = None  # A copy in a file, with which a killed run is resumed (resuming.py).
+    busier: dict[tuple[Trace, float], tuple[Trace, VerdictCache]] = field(default_factory=dict)
+    file: VerdictFile | None = None  # A copy in a file, with which a killed run is resumed (resuming.py).
     # Queries that some thread is simulating; its event is set when the answer is cached.
     _in_progress: dict[tuple[object, Slo], threading.Event] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def fresh(self) -> Answers:
+    def fresh(self) -> VerdictCache:
         """An empty cache for other traffic, with the same file behind it."""
-        return Answers(file=self.file)
+        return VerdictCache(file=self.file)
 
-    def answer_once(self, key: Hashable, slo: Slo, simulate_key: Callable[[], bool]) -> bool:
+    def simulate_once(self, key: Hashable, slo: Slo, simulate_key: Callable[[], bool]) -> bool:
         """The cached answer, or else that of `simulate_key`. If several threads need the same answer at once,
         one of them calls `simulate_key` and the others wait for it.
         """
@@ -204,7 +204,7 @@ class Oracle:
     `of_pairs`: the policies of fleets with prefill and decode workers, where they differ from `policies`.
     `refuted_below`: fleets with a lower objective are not simulated and count as failing, because an earlier
         search refuted them.
-    `doubted_below`: for fleets with a lower objective `trace` is simulated before the scenarios, because
+    `trace_first_below`: for fleets with a lower objective `trace` is simulated before the scenarios, because
         most of them fail on it.
     `spot`: the terms of spot workers, by the GPU's name.
     `least_off_spot`: a role with fewer workers that are not on spot is served as if it had no spot workers.
@@ -226,12 +226,12 @@ class Oracle:
     spare_nodes: int = 0
     spot: Mapping[str, Spot] = field(default_factory=dict)
     least_off_spot: int = 0
-    answers: Answers = field(default_factory=Answers)
+    cache: VerdictCache = field(default_factory=VerdictCache)
     draws: tuple[Trace, ...] = ()
     scenarios: tuple[Scenario, ...] = ()  # The hardest comes first.
     may_miss: int = 0
     refuted_below: float = -math.inf
-    doubted_below: float = -math.inf
+    trace_first_below: float = -math.inf
     step_time_sigmas: tuple[float, float] | None = None
     of_pairs: Policies | None = None
     pinning: Pinning | None = None  # Places prefixes, where policies pin them.
@@ -242,7 +242,7 @@ class Oracle:
     verdicts: dict[NamedCounts, bool] = field(default_factory=dict, init=False)
     _queried: set[Hashable] = field(default_factory=set, init=False)  # Keys of cached simulations.
     _whole_runs: int = field(default=0, init=False)  # Simulations to the end of the trace, never cached.
-    # The cost of simulations whose answers were cached, in requests of ordinary fleets.
+    # The cost of simulations whose verdicts were cached, in requests of ordinary fleets.
     _effort: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _on_draws: tuple[Oracle, ...] = field(init=False)  # One for each of `draws`.
@@ -269,17 +269,17 @@ class Oracle:
 
     def as_written(self, **changes: Any) -> Oracle:
         """An oracle of the trace alone, without draws and scenarios, with `changes` of its fields."""
-        fields = {"refuted_below": -math.inf, "doubted_below": -math.inf, "infers_kept": False} | changes
+        fields = {"refuted_below": -math.inf, "trace_first_below": -math.inf, "infers_kept": False} | changes
         return replace(self, draws=(), scenarios=(), may_miss=0, **fields)
 
     def in_scenario(self, scenario: Scenario) -> Oracle:
-        """An oracle of one scenario in place of the trace. All oracles of a scenario share its answers."""
-        answers = Answers(scenario.known, file=self.answers.file)
+        """An oracle of one scenario in place of the trace. All oracles of a scenario share its cache."""
+        cache = VerdictCache(scenario.known, file=self.cache.file)
         infers_kept = self.infers_kept and may_take_for_granted(self.trace, self.policies, self.network)
         return self.as_written(
             scenario=scenario,
             step_time_sigmas=scenario.step_time_sigmas,
-            answers=answers,
+            cache=cache,
             infers_kept=infers_kept,
         )
 
@@ -333,13 +333,13 @@ class Oracle:
 
     def holds(self, counts: Counts) -> bool:
         """Whether a fleet keeps the SLO, after any loss that must be survived."""
-        answer = self._survives_all(counts)
-        deterministic_parallel.remember_answer(self.verdicts, names_of(counts), answer)
-        return answer
+        holds = self._survives_all(counts)
+        deterministic_parallel.remember_verdict(self.verdicts, names_of(counts), holds)
+        return holds
 
     def _survives_all(self, counts: Counts) -> bool:
         """Whether a fleet holds. Scenarios are simulated before the trace, because they refute more fleets;
-        but below `doubted_below` the trace refutes most fleets, and is simulated first.
+        but below `trace_first_below` the trace refutes most fleets, and is simulated first.
         """
         written = (self, *self._on_draws)  # On traffic as it is written, in contrast to scenarios.
         # An infinite `refuted_below` is the value of a search that found no fleet, and refutes none.
@@ -347,8 +347,8 @@ class Oracle:
             return False
         if any(oracle._is_known_to_fail(counts) for oracle in written):
             return False
-        is_doubted = objective_of(counts) < self.doubted_below
-        if is_doubted and not all(oracle._survives(counts) for oracle in written):
+        runs_trace_first = objective_of(counts) < self.trace_first_below
+        if runs_trace_first and not all(oracle._survives(counts) for oracle in written):
             return False
         return self._keeps_enough(counts) and all(oracle._survives(counts) for oracle in written)
 
@@ -586,7 +586,7 @@ class Oracle:
             return False
         keys = (self._key(remaining) for remaining in self._losses(counts))
         question = self.question_key()
-        return any(self.answers.look_up(SimulationKey(*question, *key), self.slo) is False for key in keys)
+        return any(self.cache.look_up(SimulationKey(*question, *key), self.slo) is False for key in keys)
 
     def _keeps_slo(self, counts: Counts) -> bool:
         """Whether exactly these workers keep the SLO on this oracle's traffic."""
@@ -594,13 +594,13 @@ class Oracle:
             return False
         key, scenario = self._key(counts), self.scenario
         if scenario is None:
-            return self._answer(key, lambda: self.fleet(counts), self.slo)
+            return self._simulate_once(key, lambda: self.fleet(counts), self.slo)
         pools = _fleet_key(counts)  # The last entry of each pool is its count.
         design = self.question_key(), self.slo, tuple(pool[:-1] for pool in pools)
         workers = tuple(pool[-1] for pool in pools)
         if self.infers_kept and scenario.kept_fleets.has_smaller(design, workers):
             return True
-        is_kept = self._answer(key, lambda: self.fleet(counts), self.slo)
+        is_kept = self._simulate_once(key, lambda: self.fleet(counts), self.slo)
         if is_kept:
             scenario.kept_fleets.add(design, workers)
         return is_kept
@@ -635,7 +635,7 @@ class Oracle:
             return Fleet(self.llm, pools, self._pair_policies, self.network, pinned=pinned)
 
         key = ("prefill alone", _worker_key(option), count)
-        return count > 0 and self._answer(key, fleet, slo, is_prompts=True)
+        return count > 0 and self._simulate_once(key, fleet, slo, is_prompts=True)
 
     def _decode_alone(self, option: Option, count: int) -> bool:
         """Whether the pool passes the backlog test behind a prefill worker that takes no time."""
@@ -671,15 +671,15 @@ class Oracle:
             return Fleet(self.llm, pools, policies, NO_LINK)
 
         key = ("decode alone", _worker_key(option), count)
-        return count > 0 and self._answer(key, fleet, slo, is_prefilled=True)
+        return count > 0 and self._simulate_once(key, fleet, slo, is_prefilled=True)
 
-    def _answer(
+    def _simulate_once(
         self, fleet_key: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, **flags: bool
     ) -> bool:
         """Whether a fleet keeps `slo`: from the cache, from the file of a killed run, or by a simulation, for
         which effort is charged. `flags` are those of SimulationQuery.
         """
-        file, key = self.answers.file, SimulationKey(*self.question_key(), *fleet_key)
+        file, key = self.cache.file, SimulationKey(*self.question_key(), *fleet_key)
         self._queried.add(key)
 
         def simulate_key() -> bool:
@@ -702,7 +702,7 @@ class Oracle:
             deterministic_parallel.charge_effort((key, slo), cost)
             return holds
 
-        return self.answers.answer_once(key, slo, simulate_key)
+        return self.cache.simulate_once(key, slo, simulate_key)
 
 
 def _splits(total: int, most: Sequence[int]) -> list[tuple[int, ...]]:

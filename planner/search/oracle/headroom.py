@@ -15,7 +15,7 @@ from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Head
 from planner.domain import Limit
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import Answers, MeasuredHeadroom, Oracle
+from planner.search.oracle.fleet_oracle import MeasuredHeadroom, Oracle, VerdictCache
 from planner.traffic.scaling import with_times_the_traffic
 
 # A trace with at most this many requests is short. On one of 40 requests bisection once found +36 %, though
@@ -32,7 +32,7 @@ def find_headroom(
     The caller knows that the fleet holds with `least_frac` more traffic, and with steps longer by that share.
     `before_each` is called before every share that is looked at, and may raise an error to end the bisection.
     """
-    as_written, known_headrooms = oracle.as_written(), oracle.answers.headrooms
+    as_written, known_headrooms = oracle.as_written(), oracle.cache.headrooms
     # Beside the question and the fleet, a headroom depends on which losses must be survived, and on how
     # pinned prefixes are placed.
     spot = (oracle.least_off_spot, frozenset(oracle.spot.items()))
@@ -119,15 +119,15 @@ def _first_missed(holds: Callable[[float], bool], kept_frac: float) -> float | N
 def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
     """The same oracle for this share more traffic, or for less if `more_frac` is negative.
 
-    Calls with the same share have their answers in common.
+    Calls with the same share have one cache.
     """
-    trace, known_busier = oracle.queried_trace, oracle.answers.busier
+    trace, known_busier = oracle.queried_trace, oracle.cache.busier
     key = (trace, more_frac)
     if key not in known_busier:
-        known_busier[key] = (with_times_the_traffic(trace, 1 + more_frac), Answers())
-    busier_trace, answers = known_busier[key]
+        known_busier[key] = (with_times_the_traffic(trace, 1 + more_frac), VerdictCache())
+    busier_trace, cache = known_busier[key]
     # The scenario, if the oracle has one, is in `busier_trace` already, and would be simulated in its place.
-    return replace(oracle, trace=busier_trace, scenario=None, answers=answers)
+    return replace(oracle, trace=busier_trace, scenario=None, cache=cache)
 
 
 def _with_steps(counts: Counts, more_frac: float) -> Counts:

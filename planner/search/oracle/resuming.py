@@ -1,8 +1,8 @@
-"""Keeps the simulated answers of a search in a file, so that a run that was killed can be resumed.
+"""Keeps the simulated verdicts of a search in a file, so that a run that was killed can be resumed.
 
-A search simulates whether fleets keep an SLO on some traffic. The file keeps each answer under a digest of
+A search simulates whether fleets keep an SLO on some traffic. The file keeps each verdict under a digest of
 all that it depends on, with the number of requests that were simulated, because they advance the search's
-clock (work_clock.py). A resumed run starts from the beginning, but takes these answers from the file;
+clock (work_clock.py). A resumed run starts from the beginning, but takes these verdicts from the file;
 therefore it ends with the same plan, byte for byte.
 
 A run writes the file after FIRST_WRITE_S, and again every WRITE_EVERY_S, each time under a temporary name,
@@ -37,31 +37,31 @@ WRITE_EVERY_S = 60.0  # After that the file is written this often: what a killed
 TrafficKey = str | tuple[Scenarios, int]
 """The traffic of a simulation: the digest of a trace, or a scenario by its number."""
 
-Answer = tuple[bool, int]
+StoredVerdict = tuple[bool, int]
 """Whether the SLO is kept, and how many requests were simulated to decide that."""
 
-AnswerKey = tuple[tuple[object, ...], Slo, TrafficKey]
-"""What an answer depends on: the setup (LLM, network, policies, step times and fleet), the SLO, and the
+VerdictKey = tuple[tuple[object, ...], Slo, TrafficKey]
+"""What a verdict depends on: the setup (LLM, network, policies, step times and fleet), the SLO, and the
 traffic.
 """
 
 _digests: weakref.WeakKeyDictionary[Trace, str] = weakref.WeakKeyDictionary()
 
 
-class AnswerFile:
-    """A file with the simulated answers of one question, in the folder of its plan; safe for threads.
+class VerdictFile:
+    """A file with the simulated verdicts of one question, in the folder of its plan; safe for threads.
 
-    In the file an answer has a name, which is a digest of its key. Computing the digest takes longer than a
-    short simulation, so `add` keeps answers without names until the file is written, and most runs end
+    In the file a verdict has a name, which is a digest of its key. Computing the digest takes longer than a
+    short simulation, so `add` keeps verdicts without names until the file is written, and most runs end
     before the first writing. `look_up` computes names only if a file was loaded.
     """
 
     def __init__(self, folder: Path, question: str) -> None:
         """`question` is the digest of the question (`question_digest`)."""
         self.path, self.question = folder / FILE_NAME, question
-        self.found_count = 0  # How often `look_up` found an answer.
-        self._known: dict[str, Answer] = {}
-        self._unnamed: list[tuple[AnswerKey, Answer]] = []
+        self.used_count = 0  # How often `look_up` found a verdict.
+        self._known: dict[str, StoredVerdict] = {}
+        self._unnamed: list[tuple[VerdictKey, StoredVerdict]] = []
         self._is_loaded = False
         # A writing is due WRITE_EVERY_S after the last one. With this time the first is due FIRST_WRITE_S
         # from now.
@@ -75,7 +75,7 @@ class AnswerFile:
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
             question, rows = document["question"], document["known"]
-            answers = {str(name): (bool(holds), int(seen)) for name, (holds, seen) in rows.items()}
+            verdicts = {str(name): (bool(holds), int(seen)) for name, (holds, seen) in rows.items()}
         except OSError:
             raise InputError(
                 f"--resume: there is no {self.path}; a run keeps it from {FIRST_WRITE_S / 60:g} minutes on, "
@@ -88,21 +88,21 @@ class AnswerFile:
                 f"--resume: {self.path} is of another question, trace, seed or version of fleetplan; run "
                 "without --resume, or name another folder with -o"
             )
-        self._known, self._is_loaded = answers, True
+        self._known, self._is_loaded = verdicts, True
 
-    def look_up(self, setup: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> Answer | None:
-        """The answer of the earlier run; None if no file was loaded, or if it lacks the answer."""
-        if not self._is_loaded or (name := answer_name(setup, traffic, slo)) is None:
+    def look_up(self, setup: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> StoredVerdict | None:
+        """The verdict of the earlier run; None if no file was loaded, or if it lacks the verdict."""
+        if not self._is_loaded or (name := verdict_name(setup, traffic, slo)) is None:
             return None
         with self._lock:
-            answer = self._known.get(name)
-            self.found_count += answer is not None
-        return answer
+            verdict = self._known.get(name)
+            self.used_count += verdict is not None
+        return verdict
 
     def add(
         self, setup: tuple[object, ...], traffic: Trace | Scenario, slo: Slo, *, holds: bool, seen: int
     ) -> None:
-        """Keep one more answer, `seen` being the number of simulated requests, and write the file if that is
+        """Keep one more verdict, `seen` being the number of simulated requests, and write the file if that is
         due. If the file cannot be written, the next writing tries again.
         """
         with self._lock:
@@ -113,9 +113,9 @@ class AnswerFile:
         with self._writing:  # Threads write one after another: an older text must not replace a newer one.
             with self._lock:
                 unnamed, self._unnamed = self._unnamed, []
-            named = {_name_of(*key): answer for key, answer in unnamed}
+            named = {_name_of(*key): verdict for key, verdict in unnamed}
             with self._lock:
-                self._known |= {name: answer for name, answer in named.items() if name is not None}
+                self._known |= {name: verdict for name, verdict in named.items() if name is not None}
                 text = json.dumps({"question": self.question, "known": self._known})
             self._write(text)
 
@@ -138,8 +138,8 @@ def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *setti
     return _digest(__version__, SOURCES, text, trace_digest(trace), seed, settings)
 
 
-def answer_name(setup: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> str | None:
-    """The digest under which an answer is kept; None if the `repr` of the setup does not tell it from others
+def verdict_name(setup: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> str | None:
+    """The digest under which a verdict is kept; None if the `repr` of the setup does not tell it from others
     (`_is_incomplete`).
     """
     return _name_of(setup, slo, _traffic_key(traffic))
@@ -151,7 +151,7 @@ def _traffic_key(traffic: Trace | Scenario) -> TrafficKey:
 
 
 def _name_of(setup: tuple[object, ...], slo: Slo, traffic: TrafficKey) -> str | None:
-    """The name of an answer as in `answer_name`, where the traffic is given by its key."""
+    """The name of a verdict as in `verdict_name`, where the traffic is given by its key."""
     text = repr((setup, slo))
     if _is_incomplete(text):
         return None

@@ -11,7 +11,7 @@ from typing import get_args
 
 from planner.documents.facts import Commitment, Workers
 from planner.documents.offers import ProviderOffer, Term
-from planner.domain import OWNED, SPOT, Gpu, market_of
+from planner.domain import OWNED, SPOT, Gpu, payment_suffix
 from planner.fleet import Fleet, WorkerType
 from planner.search.oracle.fleet_counts import Counts, workers_of
 from planner.simulator.energy import ExpectedPower
@@ -105,7 +105,7 @@ def commitments(
     price of the plan; owned GPUs cost their electricity.
     """
     names = {pool.type.gpu.name for pool in fleet.running_pools}
-    committable = {gpu for gpu in names if market_of(gpu) not in (OWNED, SPOT)}
+    committable = {gpu for gpu in names if payment_suffix(gpu) not in (OWNED, SPOT)}
     if not any(term != "on-demand" for gpu in committable for term in terms.get(gpu, {})):
         return ()
     bills = []

@@ -141,7 +141,7 @@ def build_problem(
         spare_nodes=task.spare_nodes,
         spot=spot,
         least_off_spot=task.least_off_spot,
-        answers=conditions.answers,
+        cache=conditions.cache,
     )
     search_scenarios, test_scenarios = None, None
     if task.safety is not None:

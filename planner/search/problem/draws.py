@@ -22,7 +22,7 @@ from planner.documents.task import Spot
 from planner.fleet import Disturbance, Fleet
 from planner.policies import ROUTING
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import Answers
+from planner.search.oracle.fleet_oracle import VerdictCache
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.slo_verdict import Verdict
@@ -66,7 +66,7 @@ def simulate_other_draws(
         seeded_problem = with_policies(problem, replace(problem.oracle.policies, seed=run_seed))
         # The fleet is judged on these requests alone, not on the search's draws too. No other simulation has
         # this traffic, so a cache of its own keeps the common one small.
-        oracle = replace(seeded_problem.oracle, trace=requests, draws=(), answers=Answers())
+        oracle = replace(seeded_problem.oracle, trace=requests, draws=(), cache=VerdictCache())
         verdict = oracle.simulate_and_judge(oracle.fleet(best), record=True)[1]
         is_kept = verdict.holds and (not oracle.has_losses or oracle.holds(best))
         return is_kept, verdict

@@ -16,7 +16,7 @@ from planner.models.llm import Llm
 from planner.policies import ROUTING, routes_to_ranks
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import SAME_PRICE, Counts, is_within
-from planner.search.oracle.fleet_oracle import Answers, Oracle
+from planner.search.oracle.fleet_oracle import Oracle, VerdictCache
 from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.oracle.work_clock import EFFORT_S, is_over
 from planner.search.prefixes.pinning import Pinning
@@ -68,14 +68,14 @@ OnPaper = Callable[["Problem", Fleet], None]
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
     """The conditions of a search beside its question: its deadline on the search's clock (work_clock.py), the
-    functions that it calls to report, and `answers`, the simulations of earlier searches, which it need not
+    functions that it calls to report, and `cache`, the simulations of earlier searches, which it need not
     repeat.
     """
 
     deadline: float = math.inf
     progress: Progress = report_nothing
     watch: Watch = report_nothing
-    answers: Answers = field(default_factory=Answers)
+    cache: VerdictCache = field(default_factory=VerdictCache)
     by_gpu: bool = False  # Only GPUs in use cost; idle ones of a node are shared with other LLMs.
     on_paper: OnPaper = report_nothing
     adds_robustness: bool = False  # More traffic and fewer workers are simulated too (robustness.py).

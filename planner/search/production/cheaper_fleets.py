@@ -37,7 +37,7 @@ def walk_cheaper_fleets(
         problem = refuted_below(problem, level0.search.value)
     # After a search that is not exact, some of these fleets were not simulated. Most of them fail on the
     # trace as written, so the oracle simulates the trace before the scenarios.
-    oracle = replace(problem.oracle, doubted_below=level0.search.value)
+    oracle = replace(problem.oracle, trace_first_below=level0.search.value)
     # The copied oracle begins without verdicts. It gets those of the search in the same scenarios.
     oracle.verdicts.update(scenario_problem.oracle.verdicts)
     below = below_like_price(scenario_problem, best)

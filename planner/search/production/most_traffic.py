@@ -197,7 +197,7 @@ def find_most_traffic(inputs: SearchInputs, step_frac: float = RATE_STEP_FRAC) -
     """
     task, trace, conditions = inputs.task, inputs.trace, inputs.conditions
     # These conditions report no progress: `find_fleet` reports the rate instead of each search's stages.
-    quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
+    quiet = plan_problem.Conditions(conditions.deadline, cache=conditions.cache)
     quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
     best_fleets: list[Fleet] = []  # The last fleet found, with which the next search begins.
     sustained_rps: list[float] = []

@@ -37,7 +37,7 @@ from planner.documents.facts import (
 )
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.documents.task import PlanQuestion
-from planner.domain import COST, OWNED, FleetLimit, market_of
+from planner.domain import COST, OWNED, FleetLimit, payment_suffix
 from planner.errors import Change, InfeasibleError
 from planner.search.problem.plan_problem import Progress
 from planner.search.several.shared_paper import gives_way_facts
@@ -357,7 +357,7 @@ def _rented_kinds(gpus: Iterable[str]) -> set[str]:
     """The kinds of these GPUs without those that are owned, because `_without_kinds` leaves these in the
     stock.
     """
-    return {_kind_of_gpu(gpu) for gpu in gpus if market_of(gpu) != OWNED}
+    return {_kind_of_gpu(gpu) for gpu in gpus if payment_suffix(gpu) != OWNED}
 
 
 def _kind_of_gpu(gpu: str) -> str:

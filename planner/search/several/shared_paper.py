@@ -26,7 +26,7 @@ from planner.search.mixed.best_fleet import FleetSearch, best_of, find_best_flee
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, names_of, objective_of, workers_of
-from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
+from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, VerdictCache
 from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import OBJECTIVE_UNITS
@@ -76,12 +76,12 @@ def plan_on_paper(
     the other half is for production.
     """
     alone: list[Searched] = []
-    answers = Answers()
+    cache = VerdictCache()
     for k, part in enumerate(parts):
         progress(f"{part.name}, with all of the fleet for itself")
         until = slice_of(deadline, len(parts) - k)
         own_conditions = Conditions(
-            until, _progress_of_llm(part.name, progress), answers=answers, by_gpu=limits.by_gpu
+            until, _progress_of_llm(part.name, progress), cache=cache, by_gpu=limits.by_gpu
         )
         alone.append(_search_alone(part, catalog, seed, own_conditions))
     if not joint_limits.fit_together(limits, (best_of(searched)[1].best for searched in alone)):

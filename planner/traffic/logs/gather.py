@@ -18,7 +18,7 @@ import pandas as pd
 
 from planner.errors import TraceError
 from planner.files.document_values import show_value
-from planner.traffic import doubts, formats
+from planner.traffic import formats, time_warnings
 from planner.traffic.logs.log_columns_map import Columns, has_failed, no_text_reason, span_unit
 from planner.traffic.logs.span_waits import SERIAL
 from planner.traffic.logs.times import (
@@ -56,7 +56,7 @@ class Gatherer:
     drop_invalid: bool = False
     dropped: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     clock: LogClock = field(init=False)
     serials: IntArray = field(default_factory=no_ids)
     # The requests so far, block by block: arrivals, input and output tokens.
@@ -229,10 +229,10 @@ class Gatherer:
         codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}
         order = np.argsort(at_ns, kind="stable")
         if self.clock.has_offsets is False and self.zone is None:
-            self.doubts += doubts.clock_change_warnings(name, self.clock.name, at_ns / 1e9)
+            self.warnings += time_warnings.clock_change_warnings(name, self.clock.name, at_ns / 1e9)
         if self._ids:
             order = self._first_rows(order)
-        warnings = (*self._warnings(name, len(order)), *self.doubts)
+        warnings = (*self._warnings(name, len(order)), *self.warnings)
         if self._serials:
             self.serials = join_arrays(self._serials)[order]
         at_ns = at_ns[order]
@@ -241,7 +241,7 @@ class Gatherer:
             raise TraceError(f"{name}, column {self.clock.name}: lasts more than 100 years; say its unit")
         # The clock's step, over which trace.spread_stamps later spreads equal time stamps.
         coarse_s = _tick_s(at_ns) or formats.clock_quantum_s(arrival_s) or 0.0
-        warnings += doubts.long_gap_warnings(name, arrival_s)
+        warnings += time_warnings.long_gap_warnings(name, arrival_s)
         del at_ns  # Long traces: free 8 bytes a request.
         names = {role: self._indices_and_names(role, codes[role][order]) for role in codes}
         tenant, tenants = names.get("tenant", (no_ids(), ()))
@@ -353,7 +353,7 @@ def _rows_text(rows_of_reason: Mapping[str, int]) -> str:
 
 def _tick_s(at_ns: IntArray) -> float:
     """The step [s] of a clock of whole seconds or minutes, if some requests have equal stamps; else 0."""
-    if len(at_ns) < doubts.FEWEST_JUDGED or not (np.diff(at_ns) == 0).any():
+    if len(at_ns) < time_warnings.FEWEST_JUDGED or not (np.diff(at_ns) == 0).any():
         return 0.0
     for tick_s in (60, 1):
         if not (at_ns % (tick_s * 10**9)).any():

@@ -38,7 +38,7 @@ _LISTED_COLUMNS = 16  # An error names at most this many columns.
 _COMPARED_ROWS = 100  # Rows in which two columns of times are compared.
 # Durations without a unit are taken to be in ms if their median is above this: in s it is almost 2 minutes.
 _LIKELY_MS = 100
-_NAMED_IN_DOUBT = 4  # A doubt names at most this many columns.
+_NAMED_COLUMNS = 4  # A message names at most this many columns.
 # Words in a column's name (`words_of`) that speak for a role, or against it (_NOT_..._WORDS). Long sets are
 # written as tuples, several words on a line.
 _PROMPT_WORDS = {"prompt", "input", "context", "prefill", "request"}
@@ -224,11 +224,11 @@ def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
     lengths = {role: _length_columns(sample, role) for role in ("input", "output")}
     times = dict(_clock_columns(sample))
     spans = [name for name in sample.columns if name not in times and _is_span(sample, name)]
-    doubts: list[str] = []  # The guesses below add a sentence for each doubt. With any, the map is not used.
+    ambiguities: list[str] = []  # The guesses below add sentences. With any, the map is not used.
     column_by_role = {
-        role: _only_column(sample, names, f"{role} tokens", doubts) for role, names in lengths.items()
+        role: _only_column(sample, names, f"{role} tokens", ambiguities) for role, names in lengths.items()
     }
-    arrival, end, duration, units = _time_columns(sample, times, spans, doubts)
+    arrival, end, duration, units = _time_columns(sample, times, spans, ambiguities)
     column_by_role |= {"arrival": arrival, "end": end, "duration": duration}
     taken = set(column_by_role.values())  # A column has one role.
     for role, likely in _LIKELY_NAMES.items():
@@ -238,8 +238,8 @@ def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
     missing = [role for role in ("input", "output") if not column_by_role[role]]
     if not arrival and not (end and duration):
         missing.insert(0, "arrival")
-    if missing or doubts:
-        raise _unsure_error(sample, column_by_role, units, missing, doubts, where)
+    if missing or ambiguities:
+        raise _unsure_error(sample, column_by_role, units, missing, ambiguities, where)
     return Columns(**column_by_role, units=units)
 
 
@@ -302,7 +302,7 @@ def _unsure_error(
     column_by_role: dict[str, str],
     units: Mapping[str, str],
     missing: list[str],
-    doubts: list[str],
+    ambiguities: list[str],
     where: str,
 ) -> UnsureError:
     """The error for a map that is uncertain: one line with the log's columns and the --map to type, in which
@@ -315,7 +315,10 @@ def _unsure_error(
     likely = {role: name for role, name in column_by_role.items() if name}
     # The suggested map takes ends for arrivals if there is nothing better, and the message says so.
     if "arrival" in missing and likely.get("end"):
-        doubts = [*doubts, f"{likely['end']} is when requests ended, and no column says how long they took"]
+        ambiguities = [
+            *ambiguities,
+            f"{likely['end']} is when requests ended, and no column says how long they took",
+        ]
         likely["arrival"] = likely.pop("end")
         missing = [role for role in missing if role != "arrival"]
     columns = dict.fromkeys(missing, "COLUMN") | likely
@@ -327,19 +330,22 @@ def _unsure_error(
             del columns["arrival"]
             missing = [role for role in missing if role != "arrival"]
         swap = "" if is_certain else "; swap %d and %m if the month comes first"
-        doubts = [*doubts, f"{name} holds dates{swap}"]
+        ambiguities = [*ambiguities, f"{name} holds dates{swap}"]
     elif "arrival" in missing and (name := _unnamed_clock_column(sample)):
         columns["arrival"] = name
-        doubts = [*doubts, f"{name} holds dates, and its name does not say whether requests arrived then"]
+        ambiguities = [
+            *ambiguities,
+            f"{name} holds dates, and its name does not say whether requests arrived then",
+        ]
     # The order in which the map is suggested.
     roles = [
         role for role in ("arrival", "end", "duration", "input", "output", *_LIKELY_NAMES) if role in columns
     ]
     text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
-    # A doubt already names the column of dates, so that the arrival is not said to be unreadable.
+    # An ambiguity already names the column of dates, so that the arrival is not said to be unreadable.
     unread = [role for role in missing if role != "arrival" or not dated]
-    why = [*doubts, *(f"no column could be read as {role}" for role in unread)]
+    why = [*ambiguities, *(f"no column could be read as {role}" for role in unread)]
     if {"input", "output"} <= set(missing):
         why.append(
             "a log without token counts tells the rate alone: plan --rate 5 --task chat describes the rest"
@@ -405,15 +411,15 @@ def _comes_last(words: list[str], own_words: set[str], other_words: set[str]) ->
     return bool(sides) and sides[-1] in own_words
 
 
-def _only_column(sample: pd.DataFrame, names: list[str], meaning: str, doubts: list[str]) -> str:
-    """The first of these columns, empty if there is none; a doubt is added if their values differ."""
+def _only_column(sample: pd.DataFrame, names: list[str], meaning: str, ambiguities: list[str]) -> str:
+    """The first of these columns, empty if there is none; an ambiguity is added if their values differ."""
     if len(names) > 1:
         first = as_numbers(sample[names[0]])
         differ = [
             name for name in names[1:] if not np.array_equal(as_numbers(sample[name]), first, equal_nan=True)
         ]
         if differ:
-            doubts.append(f"{' and '.join([names[0], *differ][:_NAMED_IN_DOUBT])} may both be {meaning}")
+            ambiguities.append(f"{' and '.join([names[0], *differ][:_NAMED_COLUMNS])} may both be {meaning}")
     return names[0] if names else ""
 
 
@@ -474,7 +480,7 @@ def span_unit(name: str, columns: Any) -> str:
 
 
 def _time_columns(
-    sample: pd.DataFrame, times: Mapping[str, str], spans: list[str], doubts: list[str]
+    sample: pd.DataFrame, times: Mapping[str, str], spans: list[str], ambiguities: list[str]
 ) -> tuple[str, str, str, dict[str, str]]:
     """The columns of arrival, end and duration, "" for one that is missing or not needed, and their units. An
     arrival alone is enough; without one, an end and a duration are needed. `times` are the columns of times
@@ -492,7 +498,7 @@ def _time_columns(
         first = arrivals[0]
         apart = [name for name in arrivals[1:] if _apart_s(sample, first, name) > SAME_S]
         if apart:
-            doubts.append(f"{' and '.join([first, *apart][:_NAMED_IN_DOUBT])} may both be the arrival")
+            ambiguities.append(f"{' and '.join([first, *apart][:_NAMED_COLUMNS])} may both be the arrival")
         return first, "", "", {}
     if not ends:
         return _numeric_arrival(sample), "", "", {}
@@ -504,7 +510,7 @@ def _time_columns(
     # Values such as "1.5s" are no numbers, and say their own unit. Most values must be such.
     values_have_units = bool(np.isnan(numbers).mean() > 0.5)
     if not unit and not values_have_units:
-        doubts.append(f"{spans[0]} has no unit")
+        ambiguities.append(f"{spans[0]} has no unit")
         unit = "ms" if float(np.nanmedian(numbers)) > _LIKELY_MS else "s"
     # Where the column's name says its unit, the map need not.
     return "", end, spans[0], {"duration": unit} if unit and unit_of_name(spans[0]) != unit else {}

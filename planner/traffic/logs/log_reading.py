@@ -109,7 +109,7 @@ class _Log:
     """A log whose kind is known: its format's `name`, its columns, and the blocks of its rows.
 
     `is_guess`: the columns were guessed. Errors number what `counted` says: a "line", "row" or "object".
-    `notes` and `doubts` (warnings) are for the trace; both are complete when all blocks were read.
+    `notes` and `warnings` are for the trace; both are complete when all blocks were read.
     """
 
     name: str
@@ -118,7 +118,7 @@ class _Log:
     counted: str = "line"
     is_guess: bool = False
     notes: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def read_logs(
         for line_numbers, values_by_column in log.blocks:
             gatherer.add(line_numbers, values_by_column, f"{source.path}, {log.counted}")
         gatherer.notes += [note for note in log.notes if note not in gatherer.notes]
-        gatherer.doubts += log.doubts
+        gatherer.warnings += log.warnings
     assert gatherer is not None and log is not None
     if len(files) > 1 and gatherer.clock.since_zero:
         raise TraceError(f"{files[1]}: its clock counts from zero, so nobody knows how it lies to the others")
@@ -268,7 +268,7 @@ def _parquet_log(path: Path, options: LogOptions) -> _Log:
 def _csv_log(source: LogSource, options: LogOptions) -> _Log:
     """A log in CSV: the table of a known program, or columns that are mapped or guessed."""
     names = log_tables.csv_names(source.path, source.first, source.at)
-    doubts: list[str] = []
+    warnings: list[str] = []
     table = _find_table(names, options)
     where = f"{source.path}, line {source.at}"
     if table is not None:
@@ -276,10 +276,10 @@ def _csv_log(source: LogSource, options: LogOptions) -> _Log:
         assert columns is not None  # `_find_table` returns only tables with these columns.
         wanted = _columns_to_read(columns, table, names)
         lengths = [name for name in (columns.input, columns.output) if name in wanted]
-        blocks = _csv_blocks(source, names, wanted, [columns.arrival], lengths, doubts)
+        blocks = _csv_blocks(source, names, wanted, [columns.arrival], lengths, warnings)
         if table.prepare is not None:
             blocks = _prepare_blocks(blocks, columns, table)
-        return _Log(table.name, columns, blocks, doubts=doubts)
+        return _Log(table.name, columns, blocks, warnings=warnings)
     _refuse_format(options, where)
     _refuse_sums(names, where)
     # If the first line has only numbers, it is a row, and the file has no header.
@@ -289,16 +289,16 @@ def _csv_log(source: LogSource, options: LogOptions) -> _Log:
     columns = options.columns or guess_columns(sample, where)
     _check_columns(columns, names, where)
     if failed := unmapped_status(sample, columns) if options.columns else "":
-        doubts.append(
+        warnings.append(
             f"{source.path}: column {show_value(failed)} says that some requests failed; the map names no "
             f"status, so they are counted: add {failed} to it as status to leave them out"
         )
     column_of = columns.by_role()
     figures = [column_of[role] for role in ("arrival", "end", "input", "output") if role in column_of]
     lengths = [column_of[role] for role in ("input", "output") if role in column_of]
-    blocks = _csv_blocks(source, names, set(column_of.values()), figures, lengths, doubts)
+    blocks = _csv_blocks(source, names, set(column_of.values()), figures, lengths, warnings)
     notes = _ignored_notes(names)
-    return _Log(COLUMN_MAP, columns, blocks, is_guess=options.columns is None, notes=notes, doubts=doubts)
+    return _Log(COLUMN_MAP, columns, blocks, is_guess=options.columns is None, notes=notes, warnings=warnings)
 
 
 def _csv_blocks(
@@ -307,17 +307,17 @@ def _csv_blocks(
     wanted: Collection[str],
     figures: Collection[str],
     lengths: Collection[str],
-    doubts: list[str],
+    warnings: list[str],
 ) -> Iterator[log_tables.Block]:
     """The `wanted` columns of a CSV, block by block. `names` are all its columns.
 
     `figures` are the columns that hold numbers or times, `lengths` those that hold token counts. Doubts about
-    their values are added to `doubts` while blocks are read.
+    their values are added to `warnings` while blocks are read.
     """
     column_blocks = csv_tables.read_columns(
-        source.path, source.stream, source.at, names, wanted, figures, doubts=doubts
+        source.path, source.stream, source.at, names, wanted, figures, warnings=warnings
     )
-    checked_blocks = csv_tables.check_lengths(source.path, names, lengths, column_blocks, doubts)
+    checked_blocks = csv_tables.check_lengths(source.path, names, lengths, column_blocks, warnings)
     return ((block.starts, columns) for block, columns in checked_blocks)
 
 

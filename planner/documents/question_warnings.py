@@ -21,7 +21,7 @@ from planner.units import show_s
 NODE_PRICE_FRAC = 0.75
 
 
-def slo_doubts(slo: Slo) -> Iterator[str]:
+def slo_warnings(slo: Slo) -> Iterator[str]:
     """Limits that a tighter limit makes useless, and limits on the slowest of all requests."""
     for limit in slo.limits:
         if limit.percentile_frac >= 1:
@@ -37,19 +37,19 @@ def slo_doubts(slo: Slo) -> Iterator[str]:
             )
 
 
-def slo_and_traffic_doubts(slo: Slo, trace: Trace) -> tuple[str, ...]:
+def slo_and_traffic_warnings(slo: Slo, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in an SLO, by itself and together with this traffic."""
-    return (*slo_doubts(slo), *traffic_doubts(slo, trace), *llm_doubts(slo, trace))
+    return (*slo_warnings(slo), *traffic_warnings(slo, trace), *llm_warnings(slo, trace))
 
 
-def traffic_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
+def traffic_warnings(slo: Slo, trace: Trace) -> Iterator[str]:
     """What is doubtful in an SLO on the requests that are simulated."""
-    yield from percentile_doubts(slo, trace)
-    yield from deadline_doubts(slo, trace)
-    yield from gap_doubts(slo, trace)
+    yield from percentile_warnings(slo, trace)
+    yield from deadline_warnings(slo, trace)
+    yield from gap_warnings(slo, trace)
 
 
-def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
+def llm_warnings(slo: Slo, trace: Trace) -> Iterator[str]:
     """A trace with requests to several LLMs, all planned for one; nothing if the SLO has classes by LLM."""
     if len(trace.llms) > 1 and not any(selector.llms for selector in slo.selectors):
         yield (
@@ -58,7 +58,7 @@ def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
         )
 
 
-def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
+def deadline_warnings(slo: Slo, trace: Trace) -> Iterator[str]:
     """Classes whose deadline is longer than the backlog test lets their requests wait.
 
     Requests may wait for a tenth of the traffic, or BACKLOG_LIMIT_S if that is longer (`Slo.patience_of`), so
@@ -78,7 +78,7 @@ def deadline_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
             )
 
 
-def gap_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
+def gap_warnings(slo: Slo, trace: Trace) -> Iterator[str]:
     """Limits on gaps between tokens, if most gaps come after the last arrival, when none is judged."""
     limits = [limit for limit in slo.limits if limit.metric_row.is_of_gaps]
     # Where requests wait for answers to others, arrivals go on until the answers have come.
@@ -98,7 +98,7 @@ def gap_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
         )
 
 
-def percentile_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
+def percentile_warnings(slo: Slo, trace: Trace) -> Iterator[str]:
     """Limits, and an attainment, over so few values that a single late value misses them."""
     for limit in slo.limits:
         counted = limit.metric_row.counted
@@ -156,7 +156,7 @@ def _tighter_above(limit: Limit, slo: Slo) -> Limit | None:
     )
 
 
-def lora_doubts(lora: Lora | None) -> Iterator[str]:
+def lora_warnings(lora: Lora | None) -> Iterator[str]:
     """Adapters that wait for each other, because a step takes fewer (max_loras) than there are."""
     if lora is not None and lora.max_loras < lora.adapter_count:
         more = min(lora.adapter_count, 2 * lora.max_loras)
@@ -167,7 +167,7 @@ def lora_doubts(lora: Lora | None) -> Iterator[str]:
         )
 
 
-def fleet_doubts(
+def fleet_warnings(
     named: Mapping[str, int | None] | None,
     owned: Mapping[str, int],
     prices_usd_per_h: Mapping[str, float],
@@ -187,7 +187,7 @@ def fleet_doubts(
                 f"fleet: prices: {name} costs 0 USD/h, so any number of them is free; what you own belongs "
                 "under fleet: owned"
             )
-        yield from _node_price_doubts(name, price_usd_per_h, catalog)
+        yield from _node_price_warnings(name, price_usd_per_h, catalog)
     for name, price_usd_per_h in {**spot_usd_per_h, **prices_usd_per_h}.items():
         # The price of a GPU also counts for its power-capped rows (h100-80g@350W), whose base it is.
         is_used = any(name in (other, catalog.gpus[other].base) for other in named or ())
@@ -221,7 +221,7 @@ def fleet_doubts(
             )
 
 
-def _node_price_doubts(name: str, usd_per_h: float, catalog: Catalog) -> Iterator[str]:
+def _node_price_warnings(name: str, usd_per_h: float, catalog: Catalog) -> Iterator[str]:
     """A price of one GPU that is about what a node of them costs in the catalog."""
     gpu = catalog.gpus[name]
     node_gpus = int(gpu.gpus_per_node)

@@ -14,8 +14,13 @@ from plans import CATALOG
 from simulations import make_trace
 
 from planner.documents.catalog import UNCHECKED_BY_DEFAULT, read_catalog
-from planner.documents.doubtful import deadline_doubts, gap_doubts, llm_doubts, percentile_doubts
 from planner.documents.llm_config import llm_from_config
+from planner.documents.question_warnings import (
+    deadline_warnings,
+    gap_warnings,
+    llm_warnings,
+    percentile_warnings,
+)
 from planner.documents.slo import parse_slo
 from planner.documents.task import parse_task
 from planner.domain import Limit
@@ -30,9 +35,9 @@ QUESTION: dict[str, Any] = {
 }
 
 
-def doubts(*, slo: Any = None, **fleet: Any) -> tuple[str, ...]:
+def warnings(*, slo: Any = None, **fleet: Any) -> tuple[str, ...]:
     document = QUESTION | {"slo": slo or QUESTION["slo"], "fleet": QUESTION["fleet"] | fleet}
-    return parse_task(document, CATALOG).doubts
+    return parse_task(document, CATALOG).warnings
 
 
 @pytest.mark.parametrize("gpus", ["any", "ANY", ["any"]])
@@ -49,11 +54,11 @@ def test_any_gpu_has_no_number_and_stands_alone(gpus: Any) -> None:
 
 
 def test_a_plain_question_is_not_doubted() -> None:
-    assert doubts() == doubts(owned={"h100-80g": 2}, prices={"h100-80g": 2.5}) == ()
-    assert doubts(prices={"h100-80g": 12.29}) == ()  # On demand at a hyperscaler, four times a GPU cloud's.
+    assert warnings() == warnings(owned={"h100-80g": 2}, prices={"h100-80g": 2.5}) == ()
+    assert warnings(prices={"h100-80g": 12.29}) == ()  # On demand at a hyperscaler, four times a GPU cloud's.
     # The spot price of capped GPUs is not that of their nodes, which uncapped ones may share.
     spot = {"spot": "1 usd/h", "spot_interruptions_per_h": 0.05}
-    assert doubts(gpus={"h100-80g@450W": 8}, prices={"h100-80g@450W": spot}) == ()
+    assert warnings(gpus={"h100-80g@450W": 8}, prices={"h100-80g@450W": spot}) == ()
 
 
 @pytest.mark.parametrize(
@@ -85,16 +90,16 @@ def test_a_plain_question_is_not_doubted() -> None:
     ],
 )
 def test_what_may_be_meant_otherwise_is_said(said: dict[str, Any], meant: str) -> None:
-    (found,) = doubts(**said)
+    (found,) = warnings(**said)
     assert re.search(meant, found), found
 
 
 def test_adapters_without_room_in_a_step_are_said_to_wait() -> None:
     """3 adapters on 2 slots took 52.80 USD/h and on 3 slots 16.00: nothing said that the slots do it."""
     lora = {"max_rank": 16, "adapters": 3}
-    (said,) = parse_task(QUESTION | {"lora": lora | {"max_loras": 2}}, CATALOG).doubts
+    (said,) = parse_task(QUESTION | {"lora": lora | {"max_loras": 2}}, CATALOG).warnings
     assert "2 of 3 adapters" in said and "lora.max_loras=3" in said
-    assert not parse_task(QUESTION | {"lora": lora | {"max_loras": 3}}, CATALOG).doubts
+    assert not parse_task(QUESTION | {"lora": lora | {"max_loras": 3}}, CATALOG).warnings
 
 
 @pytest.mark.parametrize(
@@ -115,15 +120,15 @@ def test_a_percentile_that_the_traffic_cannot_tell_is_doubted(slo: Any, doubted:
     """199 requests of 10 tokens have 1,791 gaps; one in 200 may be late of 200 requests or more."""
     tokens = np.arange(1, 200)
     traffic = make_trace(tokens / 1.0, tokens, np.full(199, 10))
-    doubts = tuple(percentile_doubts(parse_task(QUESTION | {"slo": slo}, CATALOG).slo, traffic))
-    assert [bool(re.search(doubted, each)) for each in doubts] == ([True] if doubted else []), doubts
+    warnings = tuple(percentile_warnings(parse_task(QUESTION | {"slo": slo}, CATALOG).slo, traffic))
+    assert [bool(re.search(doubted, each)) for each in warnings] == ([True] if doubted else []), warnings
 
 
 def test_a_line_of_which_the_traffic_has_no_value_is_doubted() -> None:
     """Answers of one token have no gaps."""
     traffic = make_trace(np.arange(30.0), np.full(30, 9), np.full(30, 1))
     slo = parse_task(QUESTION | {"slo": {"ttft": {"p90": "2 s"}, "tbt": {"p90": "1 s"}}}, CATALOG).slo
-    assert [*percentile_doubts(slo, traffic)] == [
+    assert [*percentile_warnings(slo, traffic)] == [
         "slo: TBT p90: the traffic has none of its gaps, so any fleet keeps it"
     ]
 
@@ -135,7 +140,7 @@ def test_a_deadline_that_short_traffic_cannot_use_is_said() -> None:
         classes: dict[str, Any] = {"batch": {"deadline": deadline}, "chat": {"ttft": {"p90": "2 s"}}}
         each = {name: {"match": {"tenant": name}} | limits for name, limits in classes.items()}
         slo = parse_task(QUESTION | {"slo": {"classes": each}}, CATALOG).slo
-        said = [*deadline_doubts(slo, traffic)]
+        said = [*deadline_warnings(slo, traffic)]
         assert len(said) == doubted
         assert not said or re.search(
             r"may wait about 6.0\d? min of it.*a trace of 5.0\d? h uses it", said[0]
@@ -148,7 +153,7 @@ def test_a_minute_of_a_deadline_is_not_called_a_tenth_of_short_traffic() -> None
     slo = parse_slo(
         {"classes": {"all": {"match": {"input_tokens": {"from": 0}}, "deadline": "1 h"}}}, where="slo"
     )
-    (said,) = deadline_doubts(slo, traffic)
+    (said,) = deadline_warnings(slo, traffic)
     assert "about 60.00 s of it, the longer of a tenth of the traffic and 60 s" in said
 
 
@@ -157,7 +162,7 @@ def test_gaps_that_come_after_the_traffic_are_not_kept_in_silence(seconds: float
     """Answers of 4 s: of two requests within a second no gap was judged, and 1 ms was called kept."""
     traffic = make_trace(np.linspace(0.0, seconds, 21), np.full(21, 9), np.full(21, 200))
     slo = parse_task(QUESTION | {"slo": {"tbt": {"p99": "1 ms"}, "ttft": {"p90": "1 s"}}}, CATALOG).slo
-    assert [("TBT p99: gaps are judged while" in each) for each in gap_doubts(slo, traffic)] == (
+    assert [("TBT p99: gaps are judged while" in each) for each in gap_warnings(slo, traffic)] == (
         [True] if is_doubted else []
     )
 
@@ -169,7 +174,7 @@ def test_gaps_of_one_class_are_not_doubted_for_those_of_another() -> None:
     )
     for match, doubted in (({"to": 10}, 0), ({"from": 11}, 1)):
         each = {"one": {"match": {"input_tokens": match}, "tbt": {"p99": "1 ms"}}}
-        assert len([*gap_doubts(parse_slo({"classes": each}, where="slo"), traffic)]) == doubted
+        assert len([*gap_warnings(parse_slo({"classes": each}, where="slo"), traffic)]) == doubted
 
 
 def test_requests_to_several_llms_are_not_one_in_silence() -> None:
@@ -177,22 +182,22 @@ def test_requests_to_several_llms_are_not_one_in_silence() -> None:
     trace = replace(
         make_trace([0.0, 1.0, 2.0], [9, 9, 9], [3, 3, 3]), llm=np.array([0, 0, 1]), llms=("small", "large")
     )
-    (said,) = llm_doubts(parse_task(QUESTION, CATALOG).slo, trace)
+    (said,) = llm_warnings(parse_task(QUESTION, CATALOG).slo, trace)
     assert "requests to 2 LLMs taken as one: 'small' 66.7%, 'large' 33.3%" in said
     assert "give each an entry under llms: in slo.yaml, with its name as model, such as model: small" in said
     each = {name: {"match": {"model": name}, "ttft": {"p90": "2 s"}} for name in trace.llms}
-    assert not [*llm_doubts(parse_task(QUESTION | {"slo": {"classes": each}}, CATALOG).slo, trace)]
+    assert not [*llm_warnings(parse_task(QUESTION | {"slo": {"classes": each}}, CATALOG).slo, trace)]
 
 
 def test_a_percentile_that_lets_most_be_late_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"'p9' lets 91 % of the requests be late; expected p50 .* such as p90"
     ):
-        doubts(slo={"ttft": {"p9": "2 s"}})
+        warnings(slo={"ttft": {"p9": "2 s"}})
     with pytest.raises(InputError, match=r"'p0.9' is kept where 0.9 % .* write p90 for 90 %"):
-        doubts(slo={"ttft": {"p0.9": "2 s"}})
+        warnings(slo={"ttft": {"p0.9": "2 s"}})
     with pytest.raises(InputError, match=r"'p0.3' lets 99.7 % .* expected p50 or more"):
-        doubts(slo={"ttft": {"p0.3": "2 s"}})  # p30, which would be refused too, is not advised.
+        warnings(slo={"ttft": {"p0.3": "2 s"}})  # p30, which would be refused too, is not advised.
 
 
 @pytest.mark.parametrize(
