@@ -12,7 +12,7 @@ below.
 import numpy as np
 
 from planner.policies import REBALANCED
-from planner.simulator.cache_layout import FIRST_ROUTED, NODE_TOKENS
+from planner.simulator.cache_layout import FIRST_ROUTED, TREE_NODE_TOKENS
 from planner.simulator.caches import (
     empty_cache,
     evict_idle,
@@ -87,8 +87,8 @@ def _new_prompt(state, r, start, depth, tenant):
     """
     prompt = state.caches.prompts[r]
     prompt.start, prompt.tenant = start, tenant
-    prompt.depth = min(depth, state.requests[r].input_tokens // state.caches.numbers[NODE_TOKENS])
-    prompt.used_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.left = 0, 0, 0, NONE
+    prompt.depth = min(depth, state.requests[r].input_tokens // state.caches.numbers[TREE_NODE_TOKENS])
+    prompt.used_tree_nodes, prompt.shown_tree_nodes, prompt.own_blocks, prompt.left = 0, 0, 0, NONE
     prompt.expected_tokens, prompt.hit_tokens, prompt.group = 0, NONE, 0
     prompt.worker, prompt.next, prompt.prefix, prompt.queue_s = NONE, NONE, NONE, -1.0
 
@@ -291,7 +291,7 @@ def _forget_if_only_believed(state, node):
             return False
     for w in range(len(state.workers)):
         bit = np.uint64(1) << np.uint64(w % 64)
-        caches.workers[w].known_nodes -= (caches.holders[node, w // 64] & bit) != 0
+        caches.workers[w].known_tree_nodes -= (caches.holders[node, w // 64] & bit) != 0
     caches.holders[node, :] = 0
     return True
 

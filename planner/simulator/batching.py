@@ -66,9 +66,9 @@ from planner.simulator.adapters import (
     passes_over,
     put_back,
 )
-from planner.simulator.cache_layout import NODE_BLOCKS
+from planner.simulator.cache_layout import TREE_NODE_BLOCKS
 from planner.simulator.caches import (
-    cached_nodes,
+    cached_tree_nodes,
     evict_idle,
     keep_prefix,
     note_taken_blocks,
@@ -85,6 +85,7 @@ from planner.simulator.layout import (
     INBOUND,
     LEAVING,
     MIXED,
+    NEVER,
     NONE,
     ONE,
     PARTIAL,
@@ -98,7 +99,7 @@ from planner.simulator.layout import (
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has, where_rare
 from planner.simulator.offload import (
     begin_load,
-    hold_nodes,
+    hold_tree_nodes,
     is_loaded,
     is_loading_kv,
     loading_count,
@@ -111,7 +112,7 @@ from planner.simulator.offload import (
     store_step,
 )
 from planner.simulator.offload_layout import LOADING
-from planner.simulator.polling import cut_at_poll, polls_now
+from planner.simulator.polling import end_at_poll, has_step_in_flight, polls_now
 from planner.simulator.priorities import line_up_for_kv, schedule_by_priority
 from planner.simulator.queue_orders import count_waiting, leave_queue, may_reorder, note_admission
 from planner.simulator.queues import append_to_list, pop_first, remove_from_list
@@ -151,11 +152,11 @@ def start_step(state, l, time_s):
     is_vllm = state.types[worker.type].batching == VLLM_V1
     preemptions_before = preemptions = worker.preemptions
     is_idle = _form_step(state, l, time_s, preemptions_before)
-    while is_idle and is_vllm and (worker.formed_s < np.inf or worker.preemptions > preemptions):
+    while is_idle and is_vllm and (has_step_in_flight(worker) or worker.preemptions > preemptions):
         # vLLM had tried to form this step while the one before ran, and found nothing to do. It tries again
         # now, when it knows of all requests that have come and of all blocks that were given back meanwhile.
         # It also tries again after a preemption, because the preempted request may fit into the next attempt.
-        worker.formed_s = np.inf
+        worker.formed_s = NEVER
         worker.late_blocks, worker.late_seats = ZERO, ZERO
         release_late(state, w)
         depart_late(state, w)
@@ -244,9 +245,9 @@ def is_known(state, worker, r):
 @small_jit
 def _has_kv(state, worker, r):
     """Whether `worker` knows by its next step that it has the KV of request r. An engine without a step in
-    flight (`formed_s` infinite) knows of all KV that has arrived.
+    flight knows of all KV that has arrived.
     """
-    return state.requests[r].known_step <= worker.steps + 1 or worker.formed_s == np.inf
+    return state.requests[r].known_step <= worker.steps + 1 or not has_step_in_flight(worker)
 
 
 @small_jit
@@ -263,7 +264,7 @@ def _is_next_fuller(state, worker):
             r = state.requests[r].next
     lacks_kv = r != NONE and not _has_kv(state, worker, r)
     gives_back_late = worker.head[LEAVING] != NONE or worker.late_blocks + worker.late_seats > 0
-    # A run of an engine that polls ends where it looks for requests (`cut_at_poll`).
+    # A run of an engine that polls ends where it looks for requests (`end_at_poll`).
     has_unknown = worker.head[UNKNOWN] != NONE and state.types[worker.type].poll_steps <= 1
     return has_unknown or lacks_kv or (has_waiting and gives_back_late)
 
@@ -519,16 +520,17 @@ def _load_prefix(state, l, r, nodes, step_blocks, time_s):
     kind = state.types[worker.type]
     promised = uncomputed_blocks(state, worker.head[PARTIAL])
     promised += uncomputed_blocks(state, state.offload.memories[w].head[LOADING])
-    blocks = (cached_nodes(state, w, r) + nodes) * caches.numbers[NODE_BLOCKS] - shared_blocks(state, w, r)
+    blocks = (cached_tree_nodes(state, w, r) + nodes) * caches.numbers[TREE_NODE_BLOCKS]
+    blocks -= shared_blocks(state, w, r)
     if blocks + promised > kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks:
         return False
-    if not hold_nodes(state, w, r, nodes, time_s):
+    if not hold_tree_nodes(state, w, r, nodes, time_s):
         return False
     _take_from_queue(state, w, r, time_s)
     loaded_tokens = begin_load(state, w, r, nodes, time_s)
     line_up_for_kv(state, w, state.offload.memories[w], LOADING, r)
     add_load(state, w, -float(loaded_tokens), 0.0, 0.0)  # They are not computed, so not pending.
-    worker.used_blocks += nodes * caches.numbers[NODE_BLOCKS]
+    worker.used_blocks += nodes * caches.numbers[TREE_NODE_BLOCKS]
     evict_idle(state, w, step_blocks, time_s)
     return True
 
@@ -955,7 +957,7 @@ def run_length(state, l, time_s, goes_on):
     elif kind.reserved_blocks == 0:
         # Fewer blocks are free, so `_secure_decode_blocks` looks again when a decode needs one.
         steps = min(steps, steps_with_blocks(lane, ZERO))
-    return cut_at_poll(state, lane.worker, max(steps, ONE))
+    return end_at_poll(state, lane.worker, max(steps, ONE))
 
 
 @small_jit

@@ -55,8 +55,8 @@ PROMPT = np.dtype(
     [
         ("start", "i8"),  # Its nodes are path[start : start + depth].
         ("depth", "i8"),
-        ("used_nodes", "i8"),  # How many nodes of its worker's cache it uses, from the first on.
-        ("shown_nodes", "i8"),  # How many of these the router knows of.
+        ("used_tree_nodes", "i8"),  # How many nodes of its worker's cache it uses, from the first on.
+        ("shown_tree_nodes", "i8"),  # How many of these the router knows of.
         # KV blocks of these nodes of which it has copies of its own: the last ones, if computed again.
         ("own_blocks", "i8"),
         ("left", "i8"),  # The entry of the blocks that it left behind besides nodes; NONE if there is none.
@@ -91,7 +91,7 @@ CACHE = np.dtype(
         ("last_late", "i8"),
         # KV blocks that tokens and their attention windows have taken since the start of the simulation.
         ("taken_blocks", "f8"),
-        ("known_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.
+        ("known_tree_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.
         ("last_waiting", "i8"),  # The last of the prompts that wait at the worker, NONE without any.
         ("served_tenant", "i8"),  # The tenant of the prompt admitted last, NONE before.
         ("turn", "f8"),  # Queue dlpm-turns: the latest turn from which a prompt was admitted.
@@ -128,8 +128,8 @@ NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
 
 # Indices into `Caches.numbers`.
 (
-    NODE_TOKENS,  # Tokens of a node.
-    NODE_BLOCKS,  # KV blocks of a node.
+    TREE_NODE_TOKENS,  # Tokens of a node.
+    TREE_NODE_BLOCKS,  # KV blocks of a node.
     FREE,  # The first free entry, NONE without any entries.
     FIRST_ROUTED,  # The first request in e2's window.
     FIRST_LATE,  # The first request in the later half of e2's window. (Not a late entry.)
@@ -168,7 +168,7 @@ class Caches(NamedTuple):
     used: npt.NDArray[np.int32]  # (m,) the entries of those nodes that their requests use
     prompts: npt.NDArray[np.void]  # (n,) PROMPT
     entries: npt.NDArray[np.void]  # (C,) ENTRY
-    node_index: npt.NDArray[np.int32]  # (2^k,) hash index, open addressing: 1 + entry of (node, worker), or 0
+    tree_node_index: npt.NDArray[np.int32]  # (2^k,) open addressing: 1 + entry of (node, worker), or 0
     holders: npt.NDArray[np.uint64]  # (N, K) workers that have a node, as far as the router knows
     pinned: npt.NDArray[np.uint64]  # (N, K) workers where a node is pinned; empty if no node is
     alive: npt.NDArray[np.uint64]  # (K,) only used within prefix_routing._match_nodes: workers it looks at
@@ -192,7 +192,7 @@ NO_CACHES = Caches(
     used=empty_field("i4"),
     prompts=empty_field(PROMPT),
     entries=empty_field(ENTRY),
-    node_index=empty_field("i4"),
+    tree_node_index=empty_field("i4"),
     holders=empty_field("u8", 2),
     pinned=empty_field("u8", 2),
     alive=empty_field("u8"),
@@ -234,14 +234,14 @@ def make_caches(
     *,
     has_window: bool,
     is_pinned: bool,
-    memory_nodes: int = 0,
+    memory_tree_nodes: int = 0,
 ) -> Caches:
     """Empty caches of the workers. `type_indices` (W,) are the places of their types in `worker_types`. With
     prefix caches the trace must have prefixes; without prefix caches nothing is ever kept.
 
     `has_window` makes room for e2's window, `is_pinned` for the workers on which a plan pins each node. If
-    the workers' CPU memory has room for nodes (`memory_nodes` of all workers together), each worker has a
-    second CACHE for it, W places after its first. Raises InputError for a prefix block of the trace that is
+    the workers' CPU memory has room for nodes (`memory_tree_nodes` of all workers together), each worker has
+    a second CACHE for it, W places after its first. Raises InputError for a prefix block of the trace that is
     no multiple of a KV block, and as `tenant_weights` does.
     """
     policies, workers = fleet.policies, len(type_indices)
@@ -253,7 +253,7 @@ def make_caches(
     # The nodes of all prompts, one after the other (`node`, from `offsets` on), and each node's `parent`.
     uses = block_uses(trace) if policies.prefix_cache else no_block_uses(len(trace))
     prompts = _prompt_table(trace, uses, block)
-    caches = np.zeros(2 * workers if memory_nodes else workers, dtype=CACHE)
+    caches = np.zeros(2 * workers if memory_tree_nodes else workers, dtype=CACHE)
     for name in ("oldest", "newest", "first_late", "last_late", "last_waiting", "served_tenant"):
         caches[name] = NONE
     token_s, output_s = _token_seconds(trace, worker_types, policies.decode_batch)
@@ -270,7 +270,7 @@ def make_caches(
     kv_blocks = sum(tokens // KV_BLOCK_TOKENS for tokens in kept_tokens)
     nodeless = min(2 * len(trace), int(kv_blocks))
     # Each use of a node can put at most one copy into a worker's CPU memory.
-    most_entries += nodeless + min(memory_nodes, len(uses.node))
+    most_entries += nodeless + min(memory_tree_nodes, len(uses.node))
     if has_window:  # Entries of evicted copies remain while a request of the window shares them.
         most_entries += _most_uses(trace, prompts["depth"], policies.share_window_s)
     entries = np.zeros(most_entries, dtype=ENTRY)  # Zeros take neither time nor memory before they are used.
@@ -288,7 +288,7 @@ def make_caches(
         used=np.zeros(len(uses.node), dtype=np.int32),
         prompts=prompts,
         entries=entries,
-        node_index=np.zeros(index_length, dtype=np.int32),
+        tree_node_index=np.zeros(index_length, dtype=np.int32),
         holders=np.zeros((len(uses.parent), words), dtype=np.uint64),
         pinned=np.zeros((len(uses.parent) if is_pinned else 0, words), dtype=np.uint64),
         alive=np.zeros(words, dtype=np.uint64),
@@ -323,7 +323,7 @@ def _token_seconds(
 def _first_numbers(block_tokens: int, nodeless: int, *, has_entries: bool) -> npt.NDArray[np.int64]:
     """`Caches.numbers` before the first event."""
     numbers = np.zeros(NUMBERS, dtype=np.int64)
-    numbers[[NODE_TOKENS, NODE_BLOCKS]] = block_tokens, block_tokens // KV_BLOCK_TOKENS
+    numbers[[TREE_NODE_TOKENS, TREE_NODE_BLOCKS]] = block_tokens, block_tokens // KV_BLOCK_TOKENS
     numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
     numbers[FREE] = 0 if has_entries else NONE
     numbers[NODELESS] = nodeless

@@ -46,11 +46,11 @@ from planner.simulator.cache_layout import (
     FIRST_ROUTED,
     FREE,
     LAST_ROUTED,
-    NODE_BLOCKS,
-    NODE_TOKENS,
     NODELESS,
     NOTICE_S,
     NOTICES,
+    TREE_NODE_BLOCKS,
+    TREE_NODE_TOKENS,
     WINDOW_S,
 )
 from planner.simulator.layout import BLOCK, DECODE, FRONT, NONE, ONE, ROUTING, ZERO
@@ -65,13 +65,13 @@ def _first_slot(state, w, node):
     index has 2^k places, so `&` is a remainder; at least half are free, so every search ends.
     """
     mixed = np.uint64(node) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(w + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
-    return np.int64(mixed >> np.uint64(32)) & (len(state.caches.node_index) - 1)
+    return np.int64(mixed >> np.uint64(32)) & (len(state.caches.tree_node_index) - 1)
 
 
 @kernel_jit
 def find_entry(state, w, node):
     """The first entry of a node on worker w, cached or not; NONE if there is none."""
-    index, entries = state.caches.node_index, state.caches.entries
+    index, entries = state.caches.tree_node_index, state.caches.entries
     slot = _first_slot(state, w, node)
     while index[slot] != 0:
         e = np.int64(index[slot]) - 1
@@ -116,23 +116,23 @@ def add_entry(state, w, node):
     while caches.numbers[FREE] == NONE:
         forget_routed(state)
     first = find_entry(state, w, node)
-    e = _take_free_entry(state, w, node, caches.numbers[NODE_BLOCKS])
+    e = _take_free_entry(state, w, node, caches.numbers[TREE_NODE_BLOCKS])
     if first != NONE:
         while caches.entries[first].twin != NONE:
             first = np.int64(caches.entries[first].twin)
         caches.entries[first].twin = e
         return e
     slot = _first_slot(state, w, node)
-    while caches.node_index[slot] != 0:
-        slot = (slot + 1) & (len(caches.node_index) - 1)
-    caches.node_index[slot] = e + 1
+    while caches.tree_node_index[slot] != 0:
+        slot = (slot + 1) & (len(caches.tree_node_index) - 1)
+    caches.tree_node_index[slot] = e + 1
     return e
 
 
 @small_jit
 def _slot_of(state, e):
     """Where entry e, the first of its node, is in the index."""
-    index, entries = state.caches.node_index, state.caches.entries
+    index, entries = state.caches.tree_node_index, state.caches.entries
     slot = _first_slot(state, entries[e].worker, entries[e].node)
     while index[slot] != e + 1:
         slot = (slot + 1) & (len(index) - 1)
@@ -146,7 +146,7 @@ def drop_entry(state, e):
     The index is a hash table with linear probing: entries behind the hole move up where their own search
     would otherwise end at it.
     """
-    index, entries = state.caches.node_index, state.caches.entries
+    index, entries = state.caches.tree_node_index, state.caches.entries
     last = len(index) - 1
     hole = _slot_of(state, e)
     slot = hole
@@ -206,20 +206,20 @@ def unlist_idle(state, w, e):
 
 
 @small_jit
-def node_at(state, r, i):
+def tree_node_at(state, r, i):
     """The i-th node of request r."""
     return np.int64(state.caches.path[state.caches.prompts[r].start + i])
 
 
 @small_jit
-def cacheable_nodes(state, r):
+def cacheable_tree_nodes(state, r):
     """How many nodes of request r, from the first one on, it can at most take from a cache.
 
     They end before its last token, which is always computed. A node is NODE_TOKENS tokens of a prompt.
     """
     return min(
         state.caches.prompts[r].depth,
-        (state.requests[r].length_tokens - 1) // state.caches.numbers[NODE_TOKENS],
+        (state.requests[r].length_tokens - 1) // state.caches.numbers[TREE_NODE_TOKENS],
     )
 
 
@@ -230,16 +230,16 @@ def depth_on(state, w, r):
 
 
 @kernel_jit
-def cached_nodes(state, w, r):
+def cached_tree_nodes(state, w, r):
     """How many nodes of request r, from the first one on, worker w has cached and can use.
 
     No node is cached without those before it, so bisection finds the number.
     """
     caches = state.caches
-    low, high = ZERO, min(depth_on(state, w, r), cacheable_nodes(state, r))
+    low, high = ZERO, min(depth_on(state, w, r), cacheable_tree_nodes(state, r))
     while low < high:
         middle = (low + high + 1) // 2
-        e = find_entry(state, w, node_at(state, r, middle - 1))
+        e = find_entry(state, w, tree_node_at(state, r, middle - 1))
         if e != NONE and caches.entries[e].is_cached:
             low = middle
         else:
@@ -260,7 +260,7 @@ def _has_attention_window(state, w, r, i):
     kind = state.types[worker.type]
     if kind.taken_blocks_per_token == 0.0:
         return True
-    e = find_entry(state, w, node_at(state, r, i))
+    e = find_entry(state, w, tree_node_at(state, r, i))
     taken = cache.taken_blocks - state.caches.entries[e].window_at
     return taken <= kind.kv_blocks - worker.used_blocks
 
@@ -288,11 +288,11 @@ def _last_whole_node(state, w, r, nodes):
     except the last can.
     """
     caches = state.caches
-    tokens = caches.numbers[NODE_TOKENS]
+    tokens = caches.numbers[TREE_NODE_TOKENS]
     is_whole = (nodes + 1) * tokens == state.requests[r].length_tokens and nodes < caches.prompts[r].depth
-    if caches.numbers[NODE_BLOCKS] == 1 or nodes < cacheable_nodes(state, r) or not is_whole:
+    if caches.numbers[TREE_NODE_BLOCKS] == 1 or nodes < cacheable_tree_nodes(state, r) or not is_whole:
         return NONE
-    e = find_entry(state, w, node_at(state, r, nodes))
+    e = find_entry(state, w, tree_node_at(state, r, nodes))
     return e if e != NONE and caches.entries[e].is_cached else NONE
 
 
@@ -304,9 +304,9 @@ def _hit_blocks(state, w, r, nodes):
     it is computed again.
     """
     caches, length = state.caches, state.requests[r].length_tokens
-    blocks = nodes * caches.numbers[NODE_BLOCKS]
+    blocks = nodes * caches.numbers[TREE_NODE_BLOCKS]
     if _last_whole_node(state, w, r, nodes) != NONE:
-        blocks += caches.numbers[NODE_BLOCKS] - 1
+        blocks += caches.numbers[TREE_NODE_BLOCKS] - 1
     elif nodes == depth_on(state, w, r) and _finds_left_blocks(state, w, r):
         blocks += min(np.int64(caches.entries[caches.prompts[r].left].blocks), (length - 1) // BLOCK - blocks)
     return max(blocks - state.types[state.workers[w].type].dropped_blocks, ZERO)
@@ -316,7 +316,7 @@ def _hit_blocks(state, w, r, nodes):
 def _part_used(state, w, r, nodes, whole):
     """The entry of the node after the first `whole` of request r, if that node is cached; else NONE."""
     if whole < nodes:
-        return find_entry(state, w, node_at(state, r, whole))
+        return find_entry(state, w, tree_node_at(state, r, whole))
     return _last_whole_node(state, w, r, nodes)
 
 
@@ -324,11 +324,11 @@ def _part_used(state, w, r, nodes, whole):
 def shared_blocks(state, w, r):
     """KV blocks that request r needs on worker w and that running requests use already."""
     caches = state.caches
-    nodes, blocks, node_blocks = cached_nodes(state, w, r), ZERO, caches.numbers[NODE_BLOCKS]
+    nodes, blocks, node_blocks = cached_tree_nodes(state, w, r), ZERO, caches.numbers[TREE_NODE_BLOCKS]
     hit = _hit_blocks(state, w, r, nodes)
     whole = min(hit // node_blocks, nodes)
     for i in range(whole):
-        if caches.entries[find_entry(state, w, node_at(state, r, i))].refs > 0:
+        if caches.entries[find_entry(state, w, tree_node_at(state, r, i))].refs > 0:
             blocks += node_blocks
     e = _part_used(state, w, r, nodes, whole)
     if e != NONE and caches.entries[e].refs > 0:
@@ -345,7 +345,7 @@ def _use_entry(state, w, r, i, e):
         state.workers[w].used_blocks += caches.entries[e].blocks
     caches.entries[e].refs += 1
     caches.used[caches.prompts[r].start + i] = e
-    caches.prompts[r].used_nodes = i + 1
+    caches.prompts[r].used_tree_nodes = i + 1
 
 
 @kernel_jit
@@ -356,13 +356,13 @@ def take_prefix(state, w, r, time_s):
     """
     caches = state.caches
     prompt, request = caches.prompts[r], state.requests[r]
-    node_blocks, nodes = caches.numbers[NODE_BLOCKS], cached_nodes(state, w, r)
+    node_blocks, nodes = caches.numbers[TREE_NODE_BLOCKS], cached_tree_nodes(state, w, r)
     blocks = _hit_blocks(state, w, r, nodes)
     whole = min(blocks // node_blocks, nodes)
     for i in range(whole):
-        _use_entry(state, w, r, i, find_entry(state, w, node_at(state, r, i)))
+        _use_entry(state, w, r, i, find_entry(state, w, tree_node_at(state, r, i)))
     if whole > 0:
-        _note_attention_window(state, w, node_at(state, r, whole - 1))
+        _note_attention_window(state, w, tree_node_at(state, r, whole - 1))
     part_entry, part_blocks = _part_used(state, w, r, nodes, whole), blocks - whole * node_blocks
     if part_entry != NONE and part_blocks > 0:
         # The node's other blocks are computed once more: into blocks of the request's own (`own_blocks`) if
@@ -418,9 +418,9 @@ def keep_prefix(state, w, r):
     """Cache the nodes of request r that the step being formed fills: others can use them from now on."""
     caches = state.caches
     prompt = caches.prompts[r]
-    full = min(depth_on(state, w, r), state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
-    for i in range(prompt.used_nodes, full):
-        node = node_at(state, r, i)
+    full = min(depth_on(state, w, r), state.requests[r].computed_tokens // caches.numbers[TREE_NODE_TOKENS])
+    for i in range(prompt.used_tree_nodes, full):
+        node = tree_node_at(state, r, i)
         e = find_entry(state, w, node)
         # An entry that only e2's window counts gets the copy. A copy that is cached is of a request that
         # computes the same prompt now: both requests keep theirs, each in an entry of its own.
@@ -430,16 +430,16 @@ def keep_prefix(state, w, r):
         entry.is_cached, entry.refs = 1, 1
         _note_attention_window(state, w, node)
         caches.used[prompt.start + i] = e
-        prompt.used_nodes = i + 1
+        prompt.used_tree_nodes = i + 1
 
 
 @where_has("caches", lambda state, w, r: None)
 def show_prefix(state, w, r):
     """Let the router learn of the full nodes of request r, of which another chunk is computed."""
     prompt = state.caches.prompts[r]
-    for i in range(prompt.shown_nodes, prompt.used_nodes):
-        _show_node(state, w, node_at(state, r, i))
-    prompt.shown_nodes = prompt.used_nodes
+    for i in range(prompt.shown_tree_nodes, prompt.used_tree_nodes):
+        _show_node(state, w, tree_node_at(state, r, i))
+    prompt.shown_tree_nodes = prompt.used_tree_nodes
 
 
 @kernel_jit
@@ -518,8 +518,8 @@ def release_prefix(state, w, r, cached_tokens, is_late):
     first `cached_tokens`, become one entry.
     """
     caches, worker = state.caches, state.workers[w]
-    prompt, node_blocks = caches.prompts[r], caches.numbers[NODE_BLOCKS]
-    blocks = cached_tokens // BLOCK - prompt.used_nodes * node_blocks + prompt.own_blocks
+    prompt, node_blocks = caches.prompts[r], caches.numbers[TREE_NODE_BLOCKS]
+    blocks = cached_tokens // BLOCK - prompt.used_tree_nodes * node_blocks + prompt.own_blocks
     if _has_left_blocks(state, w, r):  # It did not reuse what it left before, behind lost nodes.
         _free_left_blocks(state, w, r)
     prompt.left = NONE  # What it left on another worker stays there until it is the least recently used.
@@ -530,22 +530,22 @@ def release_prefix(state, w, r, cached_tokens, is_late):
         prompt.left = e
         _release_entry(state, w, e, is_late)
     worker.used_blocks -= prompt.own_blocks  # A copy of its own is a block more than its tokens fill.
-    for i in range(prompt.used_nodes - 1, -1, -1):
+    for i in range(prompt.used_tree_nodes - 1, -1, -1):
         e = np.int64(caches.used[prompt.start + i])
         caches.entries[e].refs -= 1
         _release_entry(state, w, e, is_late)
-    prompt.used_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
+    prompt.used_tree_nodes, prompt.shown_tree_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
 @where_has("caches", lambda state, w, node: None)
-def pin_node(state, w, node):
+def pin_tree_node(state, w, node):
     """Let worker w have a node and never evict it, as if it were always in use. The router knows."""
     caches = state.caches
     e = find_entry(state, w, node)
     if e == NONE:
         e = add_entry(state, w, node)
         caches.entries[e].is_cached, caches.entries[e].refs = 1, 1
-        state.workers[w].used_blocks += caches.numbers[NODE_BLOCKS]
+        state.workers[w].used_blocks += caches.numbers[TREE_NODE_BLOCKS]
     elif caches.entries[e].refs == 0:
         unlist_idle(state, w, e)
         caches.entries[e].refs = 1
@@ -558,7 +558,7 @@ def pin_node(state, w, node):
 def lose_prefix(state, r):
     """Forget what request r used of the cache of its worker, which went down."""
     prompt = state.caches.prompts[r]
-    prompt.used_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
+    prompt.used_tree_nodes, prompt.shown_tree_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
 @where_has("caches", lambda state, w, coming, time_s: None)
@@ -637,7 +637,7 @@ def _free_if_copied(state, w, e):
     if first == e:
         if entry.twin == NONE:
             return False
-        caches.node_index[_slot_of(state, e)] = entry.twin + 1
+        caches.tree_node_index[_slot_of(state, e)] = entry.twin + 1
         caches.entries[entry.twin].window_uses = entry.window_uses
     else:
         while caches.entries[first].twin != e:
@@ -657,7 +657,7 @@ def worker_bit(w):
 def _show_node(state, w, node):
     """From now on the router believes that worker w has this node."""
     holders, bit = state.caches.holders[node], worker_bit(w)
-    state.caches.workers[w].known_nodes += (holders[w // 64] & bit) == 0
+    state.caches.workers[w].known_tree_nodes += (holders[w // 64] & bit) == 0
     holders[w // 64] |= bit
 
 
@@ -665,7 +665,7 @@ def _show_node(state, w, node):
 def _hide_node(state, w, node):
     """From now on the router believes that worker w does not have this node."""
     holders, bit = state.caches.holders[node], worker_bit(w)
-    state.caches.workers[w].known_nodes -= (holders[w // 64] & bit) != 0
+    state.caches.workers[w].known_tree_nodes -= (holders[w // 64] & bit) != 0
     holders[w // 64] &= ~bit
 
 
@@ -673,7 +673,7 @@ def _hide_node(state, w, node):
 def promise_prompt(state, w, r):
     """Request r goes to worker w; from now on the router believes that w has the whole prompt."""
     for i in range(state.caches.prompts[r].depth):
-        _show_node(state, w, node_at(state, r, i))
+        _show_node(state, w, tree_node_at(state, r, i))
 
 
 @kernel_jit
@@ -738,7 +738,7 @@ def remember_routed(state, w, r, time_s, prefill_s):
     # (`uses` above 1) and at which the stretch is longer than what comes before.
     prompt.prefix, uses, length = NONE, ZERO, ZERO
     for i in range(prompt.depth):
-        node = node_at(state, r, i)
+        node = tree_node_at(state, r, i)
         e = find_entry(state, w, node)
         if e == NONE:
             e = add_entry(state, w, node)
@@ -821,7 +821,7 @@ def forget_routed(state):
         cache.finished -= 1
         cache.output_tokens -= prompt.output_tokens
     for i in range(prompt.depth):
-        e = find_entry(state, w, node_at(state, r, i))
+        e = find_entry(state, w, tree_node_at(state, r, i))
         caches.entries[e].window_uses -= 1
         if caches.entries[e].window_uses == 0 and caches.entries[e].is_cached == 0:
             drop_entry(state, e)

@@ -35,7 +35,20 @@ from planner.simulator.counting import (
     release_next,
 )
 from planner.simulator.event_heap import next_arrival, next_time_s, schedule_event
-from planner.simulator.layout import BACK, DECODE, DONE, FRONT, INBOUND, NONE, ONE, PREFILL, RANK, ZERO, State
+from planner.simulator.layout import (
+    BACK,
+    DECODE,
+    DONE,
+    FRONT,
+    INBOUND,
+    NEVER,
+    NONE,
+    ONE,
+    PREFILL,
+    RANK,
+    ZERO,
+    State,
+)
 from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit
 from planner.simulator.pointers import pointer_to
 from planner.simulator.queues import append_to_list, pop_first
@@ -162,7 +175,7 @@ def _start_batch(state, l, time_s):
         _form_prefills(state, l, time_s)
     if lane.prefills == 0:  # No prefill waits, or there are no KV blocks for the first one.
         if rank.head[DECODES] == NONE:
-            schedule_event(state, l, np.inf)
+            schedule_event(state, l, NEVER)
             return
         _form_decodes(state, l)
     stage_s, extra_s, send_s, _, _ = step_seconds(state, kind, lane)
@@ -327,7 +340,7 @@ def simulate_events(fields, closed_loop, stop_early):
         if r != NONE:
             time_s = state.requests[r].arrival_s
             _route_arrival(state, r, time_s)
-        elif time_s == np.inf:
+        elif time_s == NEVER:
             return
         elif state.heap[0] < ranks:
             l = state.heap[0]
@@ -336,7 +349,7 @@ def simulate_events(fields, closed_loop, stop_early):
             _start_batch(state, l, time_s)
         else:
             r = state.heap[0] - ranks
-            schedule_event(state, state.heap[0], np.inf)
+            schedule_event(state, state.heap[0], NEVER)
             _end_hand_off(state, r, time_s)
         release_next(state, closed_loop, time_s)
         if stop_early and is_broken(state):

@@ -14,9 +14,7 @@ splitwise.py and distserve.py the event that was scheduled first comes first: th
 
 from __future__ import annotations
 
-import numpy as np
-
-from planner.simulator.layout import ENTERED, NONE, PENDING, RELEASED, SCHEDULED
+from planner.simulator.layout import ENTERED, NEVER, NONE, PENDING, RELEASED, SCHEDULED
 from planner.simulator.numba_compile import kernel_jit, small_jit
 
 
@@ -30,12 +28,12 @@ def _is_before(state, a, b):
 
 @kernel_jit
 def set_time(state, entity, time_s):
-    """Set the time of the entity's next event; np.inf for none. Its sequence stays."""
+    """Set the time of the entity's next event; NEVER for none. Its sequence stays."""
     heap, heap_index = state.heap, state.heap_index
     state.due_s[entity] = time_s
     place, pending = heap_index[entity], state.counters[PENDING]
     moving = entity  # The entity whose place in the heap is looked for.
-    if time_s == np.inf:
+    if time_s == NEVER:
         if place == NONE:
             return
         pending -= 1
@@ -69,7 +67,7 @@ def set_time(state, entity, time_s):
 
 @kernel_jit
 def schedule_event(state, entity, time_s):
-    """Schedule the entity's next event at `time_s`; np.inf for none.
+    """Schedule the entity's next event at `time_s`; NEVER for none.
 
     It comes after all events of that time that were scheduled before it.
     """
@@ -80,8 +78,8 @@ def schedule_event(state, entity, time_s):
 
 @small_jit
 def next_time_s(state):
-    """The time of the first event in the heap; infinite where there is none."""
-    return state.due_s[state.heap[0]] if state.counters[PENDING] > 0 else np.inf
+    """The time of the first event in the heap; NEVER where there is none."""
+    return state.due_s[state.heap[0]] if state.counters[PENDING] > 0 else NEVER
 
 
 @small_jit

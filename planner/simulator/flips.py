@@ -22,8 +22,6 @@ The pools are FRONT, which takes arrivals (prefill or mixed), and BACK, which ta
 
 from __future__ import annotations
 
-import numpy as np
-
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import (
     BACK,
@@ -36,6 +34,7 @@ from planner.simulator.layout import (
     LIVE,
     LOST,
     MIXED,
+    NEVER,
     NONE,
     PREFILL,
     REPURPOSE_S,
@@ -58,10 +57,10 @@ def flip_if_due(state, pool, time_s):
 
     Called at each arrival (FRONT) and hand-off (BACK), also where workers keep their roles.
     """
-    if state.policy[REPURPOSE_S] < np.inf:
+    if state.policy[REPURPOSE_S] < NEVER:
         _repurpose_workers(state, time_s)
         return
-    if state.policy[FLIP_S] == np.inf or (state.policy[RESTART_S] > 0.0 and _end_restarts(state, time_s)):
+    if state.policy[FLIP_S] == NEVER or (state.policy[RESTART_S] > 0.0 and _end_restarts(state, time_s)):
         return
     other = BACK if pool == FRONT else FRONT
     for w in range(len(state.workers)):
@@ -143,7 +142,7 @@ def _check_shortage(state, pool, time_s):
     """
     other, since = BACK if pool == FRONT else FRONT, SHORT_SINCE_S + pool
     if not _is_short(state, pool) or _is_short(state, other):
-        state.policy[since] = np.inf
+        state.policy[since] = NEVER
         return
     state.policy[since] = min(state.policy[since], time_s)
     if time_s - state.policy[since] < state.policy[REPURPOSE_S] or state.counters[SIZE + other] < 2:
@@ -157,7 +156,7 @@ def _check_shortage(state, pool, time_s):
             least = w
     if least == NONE:
         return
-    state.policy[since] = np.inf
+    state.policy[since] = NEVER
     state.workers[least].is_up = DRAINING
     set_pools(state)
     _end_drains(state, time_s)  # The worker may be idle already.

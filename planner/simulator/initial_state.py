@@ -147,7 +147,7 @@ def first_state(
         window=np.array(window_s),
         runs=np.zeros(runs, dtype=layout.RUN),
         parts=np.zeros(parts, dtype=layout.PART),
-        due_s=np.full(entities, np.inf),
+        due_s=np.full(entities, layout.NEVER),
         sequence=_event_order(workers, lanes, order, entities),
         heap=np.zeros(entities, dtype=np.int64),
         heap_index=np.full(entities, layout.NONE),
@@ -309,7 +309,7 @@ def _with_first_hand_offs(state: State) -> State:
     """
     if not (state.types["first_hand_off_s"] > 0).any() or not (state.workers["role"] == layout.DECODE).any():
         return state
-    return state._replace(met_s=np.full((len(state.workers), len(state.workers)), np.inf))
+    return state._replace(met_s=np.full((len(state.workers), len(state.workers)), layout.NEVER))
 
 
 def _make_caches(
@@ -319,7 +319,7 @@ def _make_caches(
     is_cached = fleet.policies.prefix_cache
     if (is_cached and not trace.has_prefixes) or not (is_cached or counts_tenants(fleet.policies)):
         return None
-    memory_nodes = 0 if offload is None else int(offload.memories["nodes"].sum())
+    memory_tree_nodes = 0 if offload is None else int(offload.memories["nodes"].sum())
     row = ROUTING[fleet.policies.routing]
     return cache_layout.make_caches(
         fleet,
@@ -328,7 +328,7 @@ def _make_caches(
         worker_types,
         has_window=row.has_window,
         is_pinned=row.pins,
-        memory_nodes=memory_nodes,
+        memory_tree_nodes=memory_tree_nodes,
     )
 
 
@@ -376,11 +376,11 @@ def _policy_numbers(fleet: Fleet) -> Floats:
     numbers, policies = np.zeros(layout.POLICY), fleet.policies  # Indices and their meaning: layout.py.
     numbers[layout.GAMMA], numbers[layout.THETA] = policies.context_weight, policies.headroom_frac
     numbers[layout.TTFT_S], numbers[layout.TBT_S] = policies.ttft_s, policies.tbt_s
-    numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else np.inf
+    numbers[layout.FLIP_S] = policies.flip_after_s if POOLS[policies.pools].code == FLIP else layout.NEVER
     numbers[layout.RESTART_S] = policies.flip_restart_s
     numbers[layout.REPURPOSE_S] = policies.repurpose_after_s
     # The last indices are times, up to LATEST_S: infinite until the kernel or the caller sets them.
-    numbers[layout.SHORT_SINCE_S :] = np.inf
+    numbers[layout.SHORT_SINCE_S :] = layout.NEVER
     numbers[layout.FRONT_END_S] = fleet.front_end_s
     numbers[layout.HEAVY_TOKENS] = policies.heavy_tokens
     numbers[layout.LOAD_PERIOD_S] = policies.load_period_s

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import EDF, FCFS, VLLM_V1
+from planner.policies import FCFS, VLLM_V1
 from planner.simulator.adapters import forget_adapters, passes_over
 from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, lose_prefix, show_prefix
@@ -76,6 +76,7 @@ from planner.simulator.layout import (
     LIMBO,
     LINK_SLOW,
     LOST,
+    NEVER,
     NEXT_DISTURBANCE,
     NONE,
     ONE,
@@ -104,10 +105,16 @@ from planner.simulator.offload import (
     store_ended_step,
 )
 from planner.simulator.pointers import pointer_to
-from planner.simulator.polling import count_weights
+from planner.simulator.polling import count_weights, has_step_in_flight
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
 from planner.simulator.priorities import line_up_for_kv
-from planner.simulator.queue_orders import assign_turn, charge_running, charge_token, leave_queue
+from planner.simulator.queue_orders import (
+    assign_turn,
+    charge_running,
+    charge_token,
+    leave_queue,
+    sorts_by_key,
+)
 from planner.simulator.queues import append_to_list, insert_in_heap, meld_heaps, pop_first, remove_root
 from planner.simulator.ranks import end_if_empty, rank_count, runs_empty
 from planner.simulator.routing import choose_worker, fits_worker, holds_back, set_pools
@@ -131,12 +138,12 @@ from planner.simulator.slots import (
     take_out,
 )
 from planner.simulator.transfer import (
-    cut_run,
     end_transfer,
     is_full,
     known_s,
     receive_handoffs,
     receive_late,
+    shorten_run,
     wake_for_kv,
     wake_worker,
 )
@@ -173,7 +180,7 @@ def _may_return(state, pool, r):
     need = blocks_of(request.input_tokens + request.output_tokens)
     for w in range(len(state.workers)):
         worker = state.workers[w]
-        changes_role = worker.is_up == DRAINING and state.policy[REPURPOSE_S] < np.inf
+        changes_role = worker.is_up == DRAINING and state.policy[REPURPOSE_S] < NEVER
         is_of_pool = (worker.role == DECODE) == (pool == BACK)
         if worker.is_up != 1 and not changes_role and is_of_pool and fits_worker(state, w, need):
             return True
@@ -242,10 +249,10 @@ def _enter_engine(state, r, w, time_s, cause):
     else:
         enqueue_request(state, w, r)
     # Where the first request of the queue could not be admitted, none behind it is. So the worker is woken
-    # only for a request that is first, or may overtake. In the orders up to EDF, a request that overtakes all
+    # only for a request that is first, or may overtake. In a heap, a request that overtakes all
     # others is `first_waiting` now. An asynchronous engine has not queued r yet, so there only FCFS, where no
     # request overtakes, spares the wake-up.
-    overtakes = kind.queue_order > (FCFS if kind.is_async else EDF)
+    overtakes = kind.queue_order != FCFS if kind.is_async else not sorts_by_key(kind.queue_order)
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
         wake_worker(state, w, time_s, cause)
@@ -281,7 +288,7 @@ def _release_kv(state, w, r):
     """
     worker = state.workers[w]
     is_formed = state.lanes[worker.first_lane].run_steps > 0 and not runs_empty(state, w)
-    is_formed = is_formed or worker.formed_s < np.inf
+    is_formed = is_formed or has_step_in_flight(worker)
     is_late = state.types[worker.type].is_async > 0 and is_formed
     used_blocks, tokens = worker.used_blocks, state.requests[r].length_tokens
     release_blocks(state, w, r, tokens, tokens, is_late)
@@ -330,7 +337,7 @@ def _kv_readable_s(state, w, v, time_s):
     """
     if len(state.met_s) == 0:
         return -np.inf
-    if state.met_s[w, v] == np.inf:
+    if state.met_s[w, v] == NEVER:
         is_cold = time_s < state.window[0]
         state.met_s[w, v] = (
             time_s + state.types[state.workers[v].type].first_hand_off_s if is_cold else time_s
@@ -630,12 +637,12 @@ def _take_rank_down(state, w, time_s):
             if chunk.is_last or state.types[worker.type].batching != VLLM_V1:
                 append_to_list(state.requests, worker, PARTIAL, chunk.request)
         lane.run_steps, lane.prefills = 0, 0
-        set_time(state, l, np.inf)
+        set_time(state, l, NEVER)
         while lane.decodes > 0:
             r = take_out(state, l, lane.decodes - 1)
             _reset_progress(state, r)
             _mark_lost(state, r)
-    worker.formed_s = np.inf
+    worker.formed_s = NEVER
     while worker.head[LEAVING] != NONE:  # These have finished: nothing is routed anew.
         lose_prefix(state, pop_first(state.requests, worker, LEAVING))
     while worker.head[RESTING] != NONE:
@@ -688,7 +695,7 @@ def _remove_drained(state, w, time_s):
     """Remove worker w, which has drained, with all of its ranks; routers do not see it any more."""
     for v in range(w, w + rank_count(state, w)):
         state.workers[v].is_up, state.workers[v].epoch = 0, state.workers[v].epoch + 1
-        state.workers[v].formed_s = np.inf
+        state.workers[v].formed_s = NEVER
         forget_memory(state, v)
         _empty_worker(state, v, time_s)
 
@@ -727,7 +734,7 @@ def _apply_next_disturbance(state, time_s):
     state.counters[NEXT_DISTURBANCE] += 1
     following = state.counters[NEXT_DISTURBANCE]
     outside = len(state.lanes) + 1  # The entity after the link (layout.State).
-    next_s = state.disturbances[following].time_s if following < len(state.disturbances) else np.inf
+    next_s = state.disturbances[following].time_s if following < len(state.disturbances) else NEVER
     set_time(state, outside, next_s)
     if disturbance.kind == PAUSE:
         return True
@@ -743,7 +750,7 @@ def _apply_disturbance(state, disturbance, time_s, cause):
     elif disturbance.kind == SLOW:
         for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
             state.workers[w].slow_factor = disturbance.factor
-        cut_run(state, disturbance.worker, time_s, cause)
+        shorten_run(state, disturbance.worker, time_s, cause)
     elif disturbance.kind == DRAIN:
         if state.workers[disturbance.worker].is_up == 1:
             for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
@@ -801,7 +808,7 @@ def simulate_events(fields, closed_loop, stop_early):
         # come first.
         r, is_caused = entered, closed_loop > 0
         is_released = entered < state.counters[RELEASED]
-        coming_s = state.requests[entered].arrival_s + front_end_s if is_released else np.inf
+        coming_s = state.requests[entered].arrival_s + front_end_s if is_released else NEVER
         freed = state.counters[FREED]
         if freed != NONE and state.requests[freed].key + front_end_s < coming_s:
             coming_s = state.requests[freed].key + front_end_s
@@ -810,7 +817,7 @@ def simulate_events(fields, closed_loop, stop_early):
         is_read = reading != NONE and state.requests[reading].key <= coming_s
         if is_read:
             coming_s, is_caused = state.requests[reading].key, False
-        is_arrival = coming_s < time_s or (coming_s == time_s < np.inf and not (starts_step and is_caused))
+        is_arrival = coming_s < time_s or (coming_s == time_s < NEVER and not (starts_step and is_caused))
         if is_arrival and is_read:
             time_s = coming_s
             _end_reading(state, time_s)
@@ -824,7 +831,7 @@ def simulate_events(fields, closed_loop, stop_early):
             else:
                 state.counters[FREED] = remove_root(state.requests, freed)
             route_arrival(state, r, time_s, cause if is_caused else NONE)
-        elif time_s == np.inf:
+        elif time_s == NEVER:
             return  # Nothing will ever happen again: every worker is down.
         elif starts_step:
             start_steps(state, entity, time_s)

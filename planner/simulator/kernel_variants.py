@@ -25,6 +25,7 @@ from planner.simulator.layout import (
     FLIP_S,
     FRONT,
     LIVE,
+    NEVER,
     OPTIONAL,
     PAUSE,
     REPURPOSE_S,
@@ -76,7 +77,7 @@ def is_ordinary(state: State) -> bool:
         all(getattr(state, name) is None for name in OPTIONAL)
         and counters[ROUTING + FRONT] in _ORDINARY_ROUTINGS
         and counters[ROUTING + BACK] in _ORDINARY_ROUTINGS
-        and policy[FLIP_S] == policy[REPURPOSE_S] == np.inf
+        and policy[FLIP_S] == policy[REPURPOSE_S] == NEVER
         and policy[LIVE] == 0.0
         and len(state.parts) == 0
         and bool((types["form"] == FIVE_NUMBERS).all())

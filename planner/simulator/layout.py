@@ -30,6 +30,7 @@ MIXED, PREFILL, DECODE = np.int64(0), np.int64(1), np.int64(2)  # Values of WORK
 TTFT, TBT, TPOT, E2E = np.int64(0), np.int64(1), np.int64(2), np.int64(3)  # Values of LIMIT.metric.
 FINISHED, REJECTED, UNFINISHED = 0, 1, 2  # Values of REQUEST.status.
 NONE = np.int64(-1)  # In place of an index: no request, worker or entry.
+NEVER = np.inf  # In place of a time: no such event is due.
 ZERO, ONE = np.int64(0), np.int64(1)  # The types of arguments must not differ (see above).
 BLOCK = 16  # Tokens of a KV block.
 # The size of a lane's stack of longest gaps (State.gaps), set by hand: counting.note_gap empties a full one
@@ -134,7 +135,7 @@ WORKER = np.dtype(
         ("head", "i8", LISTS),
         ("tail", "i8", LISTS),
         # A worker with an `Engine`: when its latest step began. An asynchronous engine forms the next step at
-        # that time. Infinite if the next step follows no other.
+        # that time. NEVER without a step in flight (polling.has_step_in_flight).
         ("formed_s", "f8"),
         ("unpolled", "i8"),  # The weights of its steps since it looked for new requests (polling.py).
         # Asynchronous engines: KV blocks and seats of hand-offs that were given back since `formed_s`. The

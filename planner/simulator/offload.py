@@ -49,22 +49,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.cache_layout import NODE_BLOCKS, NODE_TOKENS
+from planner.simulator.cache_layout import TREE_NODE_BLOCKS, TREE_NODE_TOKENS
 from planner.simulator.caches import (
     add_entry,
-    cached_nodes,
+    cached_tree_nodes,
     depth_on,
     drop_entry,
     find_entry,
     list_idle,
     list_oldest,
     lose_prefix,
-    node_at,
+    tree_node_at,
     unlist_idle,
 )
-from planner.simulator.layout import DECODE, NONE, ONE, ZERO
+from planner.simulator.layout import DECODE, NEVER, NONE, ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.offload_layout import ASIDE, LEFT, LOADING
+from planner.simulator.polling import has_step_in_flight
 from planner.simulator.queue_orders import leave_queue
 from planner.simulator.queues import append_to_list, insert_in_heap, pop_first
 
@@ -139,33 +140,33 @@ def note_ended_loads(state, w, time_s):
 @kernel_jit
 def is_loaded(state, w, r):
     """Whether worker w knows that it has all KV of request r, which waits for a load. An engine without a
-    step in flight (`formed_s` infinite) knows of every load that has ended.
+    step in flight knows of every load that has ended.
     """
     # The step that is being formed has the number steps + 1.
     worker, load = state.workers[w], state.offload.loads[r]
-    return load.known_step > 0 and (load.known_step <= worker.steps + 1 or worker.formed_s == np.inf)
+    return load.known_step > 0 and (load.known_step <= worker.steps + 1 or not has_step_in_flight(worker))
 
 
 @kernel_jit
 def _count_loads(state, w, r, sign):
     """Add `sign`, 1 or -1, to the loads (`refs`) of each node that is being loaded for request r."""
     caches, nodes = state.caches, state.offload.loads[r].nodes
-    end = state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS]
+    end = state.requests[r].computed_tokens // caches.numbers[TREE_NODE_TOKENS]
     for i in range(end - nodes, end):
-        caches.entries[find_entry(state, _memory_number(state, w), node_at(state, r, i))].refs += sign
+        caches.entries[find_entry(state, _memory_number(state, w), tree_node_at(state, r, i))].refs += sign
 
 
 @kernel_jit
 def _is_found(state, w, node):
     """Whether worker w finds a node in its memory for the step that is being formed.
 
-    An asynchronous engine looks when the step before begins (`formed_s`; infinite without a step in flight).
+    An asynchronous engine looks when the step before begins (`formed_s`; NEVER without a step in flight).
     That matters for a shared store alone, because no other worker fills a memory that is not shared.
     """
     worker, offload = state.workers[w], state.offload
     formed_s = worker.formed_s
     looks_now = offload.memories[w].is_shared == 0 or state.types[worker.type].is_async == 0
-    if looks_now or formed_s == np.inf:
+    if looks_now or formed_s == NEVER:
         return find_entry(state, _memory_number(state, w), node) != NONE
     # Whether the node was there at `formed_s`: stored and not left yet, or returned.
     return offload.stored_s[node] <= formed_s < offload.left_s[node] or offload.returned_s[node] <= formed_s
@@ -176,7 +177,7 @@ def _note_stored(state, w, node, time_s):
     """Note that a node is in the memory of worker w from now on, if that is a shared store."""
     offload = state.offload
     if offload.memories[w].is_shared:
-        if offload.stored_s[node] == np.inf:
+        if offload.stored_s[node] == NEVER:
             offload.stored_s[node] = time_s
         else:
             offload.returned_s[node] = time_s
@@ -187,8 +188,8 @@ def _note_gone(state, w, node, time_s):
     """Note that a node is in the memory of worker w no more, if that is a shared store."""
     offload = state.offload
     if offload.memories[w].is_shared:
-        if offload.returned_s[node] < np.inf:
-            offload.stored_s[node], offload.returned_s[node] = offload.returned_s[node], np.inf
+        if offload.returned_s[node] < NEVER:
+            offload.stored_s[node], offload.returned_s[node] = offload.returned_s[node], NEVER
         offload.left_s[node] = time_s
 
 
@@ -201,17 +202,17 @@ def nodes_to_load(state, w, r):
     if r == NONE:
         return ZERO
     caches = state.caches
-    first = cached_nodes(state, w, r)
-    end = min(depth_on(state, w, r), state.requests[r].length_tokens // caches.numbers[NODE_TOKENS])
+    first = cached_tree_nodes(state, w, r)
+    end = min(depth_on(state, w, r), state.requests[r].length_tokens // caches.numbers[TREE_NODE_TOKENS])
     if first < end:
-        e = find_entry(state, w, node_at(state, r, first))
+        e = find_entry(state, w, tree_node_at(state, r, first))
         if e != NONE and caches.entries[e].is_cached:
-            # The whole prompt is on the GPU: `cached_nodes` leaves the last node out, to compute its last
-            # token.
+            # The whole prompt is on the GPU: `cached_tree_nodes` leaves the last node out, to compute its
+            # last token.
             return ZERO
     i, is_under_way = first, False
-    while i < end and _is_found(state, w, node_at(state, r, i)):
-        e = find_entry(state, _memory_number(state, w), node_at(state, r, i))
+    while i < end and _is_found(state, w, tree_node_at(state, r, i)):
+        e = find_entry(state, _memory_number(state, w), tree_node_at(state, r, i))
         is_under_way |= e != NONE and caches.entries[e].refs > 0
         i += 1
     return NONE if is_under_way and not state.offload.memories[w].is_shared else i - first
@@ -234,17 +235,17 @@ def put_aside_back(state, w):
 
 
 @kernel_jit
-def hold_nodes(state, w, r, nodes, time_s):
+def hold_tree_nodes(state, w, r, nodes, time_s):
     """Put back those of the next `nodes` nodes of request r that have left the shared store since its worker
     found them. False, with some nodes still missing, if too few others can leave for them.
     """
     caches, number = state.caches, _memory_number(state, w)
     if state.offload.memories[w].is_shared == 0:
         return True
-    first, has_all = cached_nodes(state, w, r), True
+    first, has_all = cached_tree_nodes(state, w, r), True
     _mark_offer(state, w, r, first, first + nodes, 1)
     for i in range(first, first + nodes):
-        node = node_at(state, r, i)
+        node = tree_node_at(state, r, i)
         if find_entry(state, number, node) == NONE:
             if not _make_room(state, w, ONE, time_s):
                 has_all = False
@@ -252,7 +253,7 @@ def hold_nodes(state, w, r, nodes, time_s):
             e = add_entry(state, number, node)
             list_oldest(state, number, e)
             caches.entries[e].is_cached = 1
-            state.offload.left_s[node] = np.inf  # As if it had stayed.
+            state.offload.left_s[node] = NEVER  # As if it had stayed.
     _mark_offer(state, w, r, first, first + nodes, 0)
     return has_all
 
@@ -263,7 +264,7 @@ def _mark_offer(state, w, r, first, end, mark):
     leaves to make room for the others; or, with `mark` 0, take the marks away.
     """
     for i in range(first, end):
-        e = find_entry(state, _memory_number(state, w), node_at(state, r, i))
+        e = find_entry(state, _memory_number(state, w), tree_node_at(state, r, i))
         if e != NONE:
             state.caches.entries[e].is_cached = mark
 
@@ -279,12 +280,12 @@ def begin_load(state, w, r, nodes, time_s):
     caches, request = state.caches, state.requests[r]
     load, memory = state.offload.loads[r], state.offload.memories[w]
     cached_tokens = request.computed_tokens
-    first = cached_tokens // caches.numbers[NODE_TOKENS]
-    request.computed_tokens = cached_tokens + nodes * caches.numbers[NODE_TOKENS]
+    first = cached_tokens // caches.numbers[TREE_NODE_TOKENS]
+    request.computed_tokens = cached_tokens + nodes * caches.numbers[TREE_NODE_TOKENS]
     load.nodes, load.known_step = nodes, 0
     # The time of a block depends on the worker's parallelism. The link is the store's: that of `memory`
     # itself unless workers share a store.
-    load_s = nodes * caches.numbers[NODE_BLOCKS] * memory.block_s
+    load_s = nodes * caches.numbers[TREE_NODE_BLOCKS] * memory.block_s
     store = state.offload.memories[memory.store]
     load.begun_s = time_s
     store.free_s = max(time_s, store.free_s) + load_s
@@ -292,16 +293,16 @@ def begin_load(state, w, r, nodes, time_s):
     store.busy_s += load_s
     on_disk = _nodes_on_disk(state, w, r, first, nodes)
     if on_disk > 0:
-        disk_s = on_disk * caches.numbers[NODE_BLOCKS] * memory.disk_block_s
+        disk_s = on_disk * caches.numbers[TREE_NODE_BLOCKS] * memory.disk_block_s
         memory.disk_free_s = max(time_s, memory.disk_free_s) + disk_s
         load.end_s = max(load.end_s, memory.disk_free_s)
     _count_loads(state, w, r, ONE)
     load.stored = first + nodes  # What comes from the memory is not offered to it.
-    _note_used_nodes(load, first, load.stored)
+    _note_used_tree_nodes(load, first, load.stored)
     tokens = min(request.computed_tokens, request.length_tokens - 1) - cached_tokens
     if load.loaded_tokens == NONE:  # Only the first admission counts.
         load.loaded_tokens, load.waited_s = tokens, load.end_s - time_s
-        load.disk_tokens = min(on_disk * caches.numbers[NODE_TOKENS], tokens)
+        load.disk_tokens = min(on_disk * caches.numbers[TREE_NODE_TOKENS], tokens)
     return tokens
 
 
@@ -310,7 +311,7 @@ def _nodes_on_disk(state, w, r, first, nodes):
     """How many of the `nodes` nodes of request r from the `first` on are on the disk of worker w."""
     count = ZERO
     for i in range(first, first + nodes):
-        e = find_entry(state, _memory_number(state, w), node_at(state, r, i))
+        e = find_entry(state, _memory_number(state, w), tree_node_at(state, r, i))
         count += state.caches.entries[e].is_on_disk
     return count
 
@@ -326,7 +327,7 @@ def _list_in_memory(state, w, e):
     memory.in_memory += 1
     if memory.oldest_in_memory == NONE:
         memory.oldest_in_memory = e
-    if memory.in_memory > memory.memory_nodes:
+    if memory.in_memory > memory.memory_tree_nodes:
         oldest = memory.oldest_in_memory
         entries[oldest].is_on_disk = 1
         memory.oldest_in_memory = np.int64(entries[oldest].newer)
@@ -355,7 +356,7 @@ def note_no_load(state, r):
 
 
 @kernel_jit
-def _note_used_nodes(load, first, end):
+def _note_used_tree_nodes(load, first, end):
     """Let nodes `first` to `end` - 1 of a request count as used when it leaves (`last_seen` is the end)."""
     load.first_seen = first if load.first_seen == NONE else min(load.first_seen, first)
     load.last_seen = max(load.last_seen, end)
@@ -396,7 +397,7 @@ def _release_known_loads(state, w):
 @small_jit
 def _has_seen_leave(state, w, r):
     """Whether worker w knows, in the step that is being formed, that request r has left it. An engine without
-    a step in flight (`formed_s` infinite) knows of all that have left.
+    a step in flight knows of all that have left.
 
     With a shared store the answer matters to other workers at once. An asynchronous worker forms the step
     after this one now, and then knows of all that have left.
@@ -404,7 +405,7 @@ def _has_seen_leave(state, w, r):
     worker = state.workers[w]
     if state.offload.memories[w].is_shared:
         return True
-    return state.offload.loads[r].left_step < worker.steps or worker.formed_s == np.inf
+    return state.offload.loads[r].left_step < worker.steps or not has_step_in_flight(worker)
 
 
 @where_has("offload", lambda state, l, time_s: None)
@@ -429,19 +430,19 @@ def _store_prompt(state, w, r, time_s):
     memory = _memory_number(state, w)
     first = load.stored
     # The first node that is not computed in full; what is behind the last full node of a prompt is no node.
-    end = min(depth_on(state, w, r), state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
+    end = min(depth_on(state, w, r), state.requests[r].computed_tokens // caches.numbers[TREE_NODE_TOKENS])
     if end <= first:
         return
-    _note_used_nodes(load, first, end)
+    _note_used_tree_nodes(load, first, end)
     missing = ZERO
     for i in range(first, end):
-        missing += find_entry(state, memory, node_at(state, r, i)) == NONE
+        missing += find_entry(state, memory, tree_node_at(state, r, i)) == NONE
     _mark_offer(state, w, r, first, end, 1)
     if _make_room(state, w, missing, time_s):
         for i in range(first, end):
-            if find_entry(state, memory, node_at(state, r, i)) == NONE:
-                _list_in_memory(state, w, add_entry(state, memory, node_at(state, r, i)))
-                _note_stored(state, w, node_at(state, r, i), time_s)
+            if find_entry(state, memory, tree_node_at(state, r, i)) == NONE:
+                _list_in_memory(state, w, add_entry(state, memory, tree_node_at(state, r, i)))
+                _note_stored(state, w, tree_node_at(state, r, i), time_s)
         load.stored = end
     _mark_offer(state, w, r, first, end, 0)
 
@@ -461,7 +462,7 @@ def _make_room(state, w, missing, time_s):
     cache = caches.workers[number]
     most_nodes = state.offload.memories[state.offload.memories[w].store].nodes
     # All entries of a memory are idle, since no request runs on it.
-    nodes_in_memory = cache.idle_blocks // caches.numbers[NODE_BLOCKS]
+    nodes_in_memory = cache.idle_blocks // caches.numbers[TREE_NODE_BLOCKS]
     excess = missing + nodes_in_memory - most_nodes
     if excess <= 0:
         return True
@@ -488,7 +489,7 @@ def _use_most_recently(state, w, r):
     """Make the nodes of request r that are in CPU memory the most recently used, its root the very last."""
     load, number = state.offload.loads[r], _memory_number(state, w)
     for i in range(load.last_seen - 1, max(load.first_seen, ZERO) - 1, -1):
-        e = find_entry(state, number, node_at(state, r, i))
+        e = find_entry(state, number, tree_node_at(state, r, i))
         if e != NONE:
             _unlist_in_memory(state, w, e)
             _list_in_memory(state, w, e)

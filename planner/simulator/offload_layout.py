@@ -31,7 +31,7 @@ MEMORY = np.dtype(  # The CPU memory of a worker.
         ("store", "i8"),  # The worker whose record has the size and the link: itself, or 0 if they share one.
         ("is_shared", "i8"),  # Whether all workers share one store.
         # With a disk behind it, the nodes that were used last are in memory, all others on the disk.
-        ("memory_nodes", "i8"),  # How many nodes fit into memory alone.
+        ("memory_tree_nodes", "i8"),  # How many nodes fit into memory alone.
         ("in_memory", "i8"),  # How many are in memory now.
         ("oldest_in_memory", "i8"),  # The entry of the node that goes to the disk next.
         ("disk_block_s", "f8"),  # Seconds in which one KV block comes from the disk.
@@ -105,12 +105,13 @@ def make_offload(
     block_s = [KV_BLOCK_TOKENS * kv_offload.token_s(llm, worker.tp) for worker in types]
     memories["block_s"] = np.array(block_s)[type_indices]
     memories["free_s"] = memories["disk_free_s"] = -np.inf  # Free from the beginning.
-    memory_nodes = [kv_offload.memory_tokens(llm, worker.tp) // trace.prefix_block_tokens for worker in types]
-    memories["memory_nodes"], memories["oldest_in_memory"] = np.array(memory_nodes)[type_indices], NONE
+    memory_tokens = np.array([kv_offload.memory_tokens(llm, worker.tp) for worker in types])
+    memories["memory_tree_nodes"] = (memory_tokens // trace.prefix_block_tokens)[type_indices]
+    memories["oldest_in_memory"] = NONE
     disk_block_s = [KV_BLOCK_TOKENS * kv_offload.disk_token_s(llm, worker.tp) for worker in types]
     memories["disk_block_s"] = np.array(disk_block_s)[type_indices]
     if not kv_offload.disk_bytes:  # Without a disk nothing may leave memory for it.
-        memories["memory_nodes"] = np.iinfo(np.int64).max
+        memories["memory_tree_nodes"] = np.iinfo(np.int64).max
     loads = np.zeros(len(trace), LOAD)
     loads["first_seen"] = loads["loaded_tokens"] = NONE
     most_nodes = len(trace.prefix_ids) if kv_offload.is_shared else 0  # If no prompts share any.

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.simulator.caches import pin_node
+from planner.simulator.caches import pin_tree_node
 from planner.simulator.layout import DECODE, State
 from planner.simulator.numba_compile import entry_jit
 from planner.simulator.pointers import pointer_to
@@ -84,4 +84,4 @@ def pin_nodes(fields, w, nodes):
     """Let worker w hold these nodes, a path from the root, from now on."""
     state = pointer_to(fields)
     for node in nodes:
-        pin_node(state, w, np.int64(node))
+        pin_tree_node(state, w, np.int64(node))

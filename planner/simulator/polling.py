@@ -10,10 +10,8 @@ each time the count was full. Letters: w is a worker, l a lane.
 
 from __future__ import annotations
 
-import numpy as np
-
-from planner.simulator.layout import NONE, ONE, UNKNOWN
-from planner.simulator.numba_compile import where_rare
+from planner.simulator.layout import NEVER, NONE, ONE, UNKNOWN
+from planner.simulator.numba_compile import small_jit, where_rare
 
 PROMPT_WEIGHT = 1000
 
@@ -32,11 +30,17 @@ def count_weights(state, l):
         worker.unpolled += lane.run_steps
 
 
+@small_jit
+def has_step_in_flight(worker):
+    """Whether a step of the worker runs, or has just ended, so that the next one follows it."""
+    return worker.formed_s < NEVER
+
+
 @where_rare(lambda state, w: True)
 def polls_now(state, w):
     """Whether worker w looks for requests before the step that it forms; called once for each attempt."""
     worker = state.workers[w]
-    if worker.formed_s == np.inf:
+    if not has_step_in_flight(worker):
         worker.unpolled = 0
     worker.unpolled %= state.types[worker.type].poll_steps
     return worker.unpolled == 0
@@ -50,7 +54,7 @@ def steps_until_poll(state, w, steps):
 
 
 @where_rare(lambda state, w, steps: steps)
-def cut_at_poll(state, w, steps):
+def end_at_poll(state, w, steps):
     """The `steps` of the run of decodes that worker w begins, cut where it will hear of a request that has
     come.
     """

@@ -57,19 +57,19 @@ from planner.simulator.cache_layout import (
     EXTEND_WEIGHT,
     FIRST_ROUTED,
     MATCH_FRAC,
-    NODE_BLOCKS,
-    NODE_TOKENS,
     REPLICATE_RATIO,
+    TREE_NODE_BLOCKS,
+    TREE_NODE_TOKENS,
     WINDOW_S,
     WORKER_QUANTUM_TOKENS,
 )
 from planner.simulator.caches import (
-    cacheable_nodes,
+    cacheable_tree_nodes,
     move_e2_window,
-    node_at,
     promise_prompt,
     read_notices,
     remember_routed,
+    tree_node_at,
     worker_bit,
 )
 from planner.simulator.decoding import evict_for_run
@@ -117,7 +117,7 @@ def route_by_prefix(state, r, time_s):
     else:
         w = _least_score(state, r, policy == MIN_TTFT)
     if w != NONE:
-        caches.prompts[r].expected_tokens = caches.match[w] * caches.numbers[NODE_TOKENS]
+        caches.prompts[r].expected_tokens = caches.match[w] * caches.numbers[TREE_NODE_TOKENS]
         # The policies that go by what they sent: prefix-affinity, cache-aware, e2, d2lpm, e2-dynamic.
         if policy == AFFINITY or CACHE_AWARE <= policy <= D2LPM or policy == E2_DYNAMIC:
             promise_prompt(state, w, r)
@@ -185,11 +185,11 @@ def _match_nodes(state, r):
     caches = state.caches
     alive, match, words = caches.alive, caches.match, len(caches.alive)
     match[:] = 0
-    nodes = cacheable_nodes(state, r)
+    nodes = cacheable_tree_nodes(state, r)
     for i in range(nodes + 1):
         is_any = False
         for k in range(words):
-            having = caches.holders[node_at(state, r, i), k] if i < nodes else np.uint64(0)
+            having = caches.holders[tree_node_at(state, r, i), k] if i < nodes else np.uint64(0)
             if i > 0:
                 having &= alive[k]
                 gone = alive[k] & ~having
@@ -211,7 +211,7 @@ def _needed_blocks(state, r):
 @small_jit
 def _missed_tokens(state, w, r):
     """Prompt tokens of request r that worker w would compute, by its match."""
-    return state.requests[r].length_tokens - state.caches.match[w] * state.caches.numbers[NODE_TOKENS]
+    return state.requests[r].length_tokens - state.caches.match[w] * state.caches.numbers[TREE_NODE_TOKENS]
 
 
 @kernel_jit
@@ -242,8 +242,8 @@ def _pinned_worker(state, r):
     """
     caches, need = state.caches, _needed_blocks(state, r)
     last = NONE  # The deepest node of the prompt that is pinned on any worker.
-    for i in range(cacheable_nodes(state, r) if len(caches.pinned) > 0 else ZERO):
-        node, is_any = node_at(state, r, i), False
+    for i in range(cacheable_tree_nodes(state, r) if len(caches.pinned) > 0 else ZERO):
+        node, is_any = tree_node_at(state, r, i), False
         for word in caches.pinned[node]:
             is_any |= word != 0
         if not is_any:
@@ -278,8 +278,8 @@ def _cache_aware_worker(state, r):
             continue
         if idlest == NONE or requests < state.workers[idlest].assigned:
             idlest = w
-        if caches.workers[w].known_nodes < fewest_nodes:
-            smallest, fewest_nodes = w, caches.workers[w].known_nodes
+        if caches.workers[w].known_tree_nodes < fewest_nodes:
+            smallest, fewest_nodes = w, caches.workers[w].known_tree_nodes
         if longest == NONE or caches.match[w] > caches.match[longest]:
             longest = w
     if longest == NONE:
@@ -287,7 +287,7 @@ def _cache_aware_worker(state, r):
     if most - fewest > caches.settings[BALANCE_REQUESTS] and most > caches.settings[BALANCE_RATIO] * fewest:
         return idlest
     is_long_enough = (
-        caches.match[longest] * caches.numbers[NODE_TOKENS]
+        caches.match[longest] * caches.numbers[TREE_NODE_TOKENS]
         > caches.settings[MATCH_FRAC] * state.requests[r].length_tokens
     )
     return longest if is_long_enough else smallest
@@ -321,7 +321,7 @@ def _e2_worker(state, r, time_s):
             decoding, most_frac = w, cache.decode_s / window_s
     if longest_match == NONE:
         return NONE
-    if longest_match * caches.numbers[NODE_TOKENS] > _least_frac(state, time_s) * request.length_tokens:
+    if longest_match * caches.numbers[TREE_NODE_TOKENS] > _least_frac(state, time_s) * request.length_tokens:
         shared = _prefix_nodes(state, r, longest_match)
         chosen = _subtree_home(state, r, longest_match)
         if chosen == NONE:
@@ -335,7 +335,7 @@ def _e2_worker(state, r, time_s):
             other = _least_load(state, r, ZERO, time_s)
             if caches.match[other] < shared:
                 chosen = other
-                caches.prefixes[node_at(state, r, shared - 1)].replicated_s = time_s
+                caches.prefixes[tree_node_at(state, r, shared - 1)].replicated_s = time_s
                 _split_subtrees(state, r, shared, other)
     elif decoding != NONE:
         chosen = decoding
@@ -392,7 +392,7 @@ def _subtree_home(state, r, longest_match):
     """
     caches, need = state.caches, _needed_blocks(state, r)
     for i in range(min(longest_match, caches.prompts[r].depth - 1), 0, -1):
-        home = caches.prefixes[node_at(state, r, i)].home
+        home = caches.prefixes[tree_node_at(state, r, i)].home
         if home != NONE and caches.match[home] >= i:
             return home if state.workers[home].is_up == 1 and fits_worker(state, home, need) else NONE
     return NONE
@@ -409,27 +409,27 @@ def _split_subtrees(state, r, nodes, newest):
     subtrees. A negative `load_s` marks a subtree that is assigned.
     """
     caches = state.caches
-    prefix, workers, load_s = node_at(state, r, nodes - 1), ONE, 0.0
+    prefix, workers, load_s = tree_node_at(state, r, nodes - 1), ONE, 0.0
     for w in range(len(state.workers)):
         caches.workers[w].split_s = 0.0
         workers += caches.match[w] >= nodes
     q = caches.numbers[FIRST_ROUTED]
     while q != NONE:
         if _is_below(state, q, nodes, prefix):
-            caches.prefixes[node_at(state, q, nodes)].load_s = 0.0
+            caches.prefixes[tree_node_at(state, q, nodes)].load_s = 0.0
         q = caches.prompts[q].next
     q = caches.numbers[FIRST_ROUTED]
     while q != NONE:
         if _is_below(state, q, nodes, prefix):
             cache = caches.workers[caches.prompts[q].worker]
             own_s = caches.prompts[q].prefill_s + cache.decode_s / cache.routed
-            caches.prefixes[node_at(state, q, nodes)].load_s += own_s
+            caches.prefixes[tree_node_at(state, q, nodes)].load_s += own_s
             load_s += own_s
         q = caches.prompts[q].next
     q = caches.numbers[FIRST_ROUTED]
     while q != NONE:
         if _is_below(state, q, nodes, prefix):
-            subtree = caches.prefixes[node_at(state, q, nodes)]
+            subtree = caches.prefixes[tree_node_at(state, q, nodes)]
             if subtree.load_s >= 0.0:
                 home = subtree.home if subtree.home != NONE else caches.prompts[q].worker
                 # A subtree may go over the equal part with at most half of its load.
@@ -445,7 +445,7 @@ def _split_subtrees(state, r, nodes, newest):
 @small_jit
 def _is_below(state, q, nodes, prefix):
     """Whether the first `nodes` nodes of request q end with node `prefix`, and more nodes follow."""
-    return state.caches.prompts[q].depth > nodes and node_at(state, q, nodes - 1) == prefix
+    return state.caches.prompts[q].depth > nodes and tree_node_at(state, q, nodes - 1) == prefix
 
 
 @kernel_jit
@@ -454,7 +454,7 @@ def _prefix_nodes(state, r, most):
     that was replicated.
     """
     for i in range(most - 1, -1, -1):
-        prefix = state.caches.prefixes[node_at(state, r, i)]
+        prefix = state.caches.prefixes[tree_node_at(state, r, i)]
         if prefix.wait_count[0] + prefix.wait_count[1] > 0 or prefix.replicated_s > -np.inf:
             return i + 1
     return ZERO
@@ -463,7 +463,7 @@ def _prefix_nodes(state, r, most):
 @small_jit
 def _is_replicated(state, r, nodes):
     """Whether the prefix of the first `nodes` nodes of request r was ever replicated."""
-    return nodes > 0 and state.caches.prefixes[node_at(state, r, nodes - 1)].replicated_s > -np.inf
+    return nodes > 0 and state.caches.prefixes[tree_node_at(state, r, nodes - 1)].replicated_s > -np.inf
 
 
 @kernel_jit
@@ -474,7 +474,7 @@ def _waits_longer(state, r, nodes, time_s):
     if nodes == 0:
         return False
     caches = state.caches
-    prefix = caches.prefixes[node_at(state, r, nodes - 1)]
+    prefix = caches.prefixes[tree_node_at(state, r, nodes - 1)]
     if prefix.wait_count[0] == 0 or prefix.wait_count[1] == 0 or prefix.wait_s[1] <= 0.0:
         return False
     # Each mean is multiplied by both counts, which spares the divisions.
@@ -507,7 +507,7 @@ def _eviction_s(state, w, r, most_s, time_s):
     ends once it reaches `most_s`. A node of which another copy stays is worth nothing.
     """
     caches, worker = state.caches, state.workers[w]
-    cache, node_blocks = caches.workers[w], caches.numbers[NODE_BLOCKS]
+    cache, node_blocks = caches.workers[w], caches.numbers[TREE_NODE_BLOCKS]
     if cache.routed == 0:
         return 0.0
     taken = _taken_blocks(state, w, time_s)
@@ -515,7 +515,7 @@ def _eviction_s(state, w, r, most_s, time_s):
     taken += worker.late_blocks
     free = state.types[worker.type].kv_blocks - worker.used_blocks - taken - cache.idle_blocks
     missing = blocks_of(state.requests[r].length_tokens) - caches.match[w] * node_blocks - free
-    node_s = caches.numbers[NODE_TOKENS] * cache.token_s / cache.routed
+    node_s = caches.numbers[TREE_NODE_TOKENS] * cache.token_s / cache.routed
     seconds, e = 0.0, cache.oldest
     while missing > 0 and e != NONE and seconds < most_s:
         # If a node has several copies, `window_uses` is counted in the first, which has a twin.

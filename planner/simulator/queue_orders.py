@@ -1,10 +1,9 @@
 """Which prompt is next on a worker, for queue policies that depend on the prefix cache or on tenants.
 
 Such a queue is a list of all waiting prompts, which is searched each time. The queue of any other policy is a
-heap by key (queues.py). Those policies stand before LPM in planner/policies.py, so `queue_order <= EDF` means
-a heap. In fleets without `caches` the function in the brackets of `where_has` runs (numba_compile.py). vtc,
-dlpm and dlpm-turns can be used without prefix caches too: then no prompt is cached, and of equals the first
-to arrive is next.
+heap by key (queues.py); those with a heap stand before LPM in planner/policies.py (`sorts_by_key`). In fleets
+without `caches` the function in the brackets of `where_has` runs (numba_compile.py). vtc, dlpm and dlpm-turns
+can be used without prefix caches too: then no prompt is cached, and of equals the first to arrive is next.
 
 lpm (SGLang): first the prompt with the longest cached prefix; of equal ones the first to arrive.
 
@@ -35,14 +34,20 @@ from __future__ import annotations
 import numpy as np
 
 from planner.policies import D2LPM, DLPM, EDF, LPM, PREBLE, TURNS, VTC
-from planner.simulator.cache_layout import EXTEND_WEIGHT, NODE_TOKENS, OUTPUT_WEIGHT, QUANTUM_TOKENS
-from planner.simulator.caches import cached_nodes, note_output
+from planner.simulator.cache_layout import EXTEND_WEIGHT, OUTPUT_WEIGHT, QUANTUM_TOKENS, TREE_NODE_TOKENS
+from planner.simulator.caches import cached_tree_nodes, note_output
 from planner.simulator.counting import steps_reaching
 from planner.simulator.layout import FRONT, NONE, ROUTING
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.queues import remove_root
 
 TURN_TOKENS = 2.0**22  # The places of a turn (`assign_turn`): more than any prompt has tokens.
+
+
+@small_jit
+def sorts_by_key(order):
+    """Whether queue policy `order` keeps its prompts in a heap (see above)."""
+    return order <= EDF
 
 
 @small_jit
@@ -141,7 +146,7 @@ def leave_queue(state, w, r):
     worker, request = state.workers[w], state.requests[r]
     cache, prompt = state.caches.workers[w], state.caches.prompts[r]
     order = state.types[worker.type].queue_order
-    if order <= EDF:
+    if sorts_by_key(order):
         worker.first_waiting = remove_root(state.requests, r)
         return
     if request.left == NONE:
@@ -165,7 +170,7 @@ def may_reorder(state, w):
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
-    return kind.queue_order > EDF and worker.waiting > 0 and worker.running < kind.seats
+    return not sorts_by_key(kind.queue_order) and worker.waiting > 0 and worker.running < kind.seats
 
 
 @where_has("caches", lambda state, w: state.workers[w].first_waiting)
@@ -173,7 +178,7 @@ def next_waiting(state, w):
     """The request whose prompt worker w computes next; NONE if none waits."""
     worker = state.workers[w]
     first, order = worker.first_waiting, state.types[worker.type].queue_order
-    if first == NONE or order <= EDF or state.requests[first].key < 0.0:
+    if first == NONE or sorts_by_key(order) or state.requests[first].key < 0.0:
         return first
     if order == PREBLE:
         return _next_by_group(state, w)
@@ -194,7 +199,7 @@ def next_waiting(state, w):
             if place < least or (place == least and state.requests[r].arrival_s < arrival_s):
                 best, least, arrival_s = r, place, state.requests[r].arrival_s
         elif order == LPM or tenant.credit > 0.0:
-            nodes = cached_nodes(state, w, r)
+            nodes = cached_tree_nodes(state, w, r)
             if nodes > most:
                 best, most = r, nodes
         r = state.requests[r].right
@@ -236,7 +241,7 @@ def _next_by_group(state, w):
     firsts[:] = NONE
     r = state.workers[w].first_waiting
     while r != NONE:
-        cached = cached_nodes(state, w, r) * caches.numbers[NODE_TOKENS]
+        cached = cached_tree_nodes(state, w, r) * caches.numbers[TREE_NODE_TOKENS]
         group = min(groups * cached // state.requests[r].length_tokens, groups - 1)
         caches.prompts[r].group = group
         if firsts[group] == NONE:

@@ -62,7 +62,7 @@ def read_simulation(
     was larger than the tables of step times.
     """
     # Such a step takes infinitely long: its lane (layout.py) is busy, but no end of a step is due there.
-    is_due = state.due_s[: len(state.lanes)] < np.inf
+    is_due = state.due_s[: len(state.lanes)] < layout.NEVER
     if state.dp_ranks is not None:  # Only the first rank of a worker has events.
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
     if ((state.lanes["run_steps"] > 0) & ~is_due).any():

@@ -212,7 +212,7 @@ def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[n
     # Runs that end before the window or begin after it are left out of both.
     inside = (first_end_s >= start_s) & (last_end_s <= end_s)
     crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
-    return np.concatenate([runs[inside], _cut_to_window(runs[crossing], start_s, end_s)])
+    return np.concatenate([runs[inside], _runs_in_window(runs[crossing], start_s, end_s)])
 
 
 def _with_gaps(simulation: Simulation, of_class: int) -> tuple[npt.NDArray[np.void], Floats, Floats]:
@@ -245,14 +245,14 @@ def _gap_runs_in(simulation: Simulation, edges_s: Floats, of_class: int) -> list
     for v, window_s in enumerate(bounds):
         inside = runs[order[slice_starts[v] : slice_starts[v + 1]]]
         crossing_here = crossing[(first_window[crossing] <= v) & (v <= last_window[crossing])]
-        runs_by_window.append(np.concatenate([inside, _cut_to_window(runs[crossing_here], *window_s)]))
+        runs_by_window.append(np.concatenate([inside, _runs_in_window(runs[crossing_here], *window_s)]))
     return runs_by_window
 
 
-def _cut_to_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> npt.NDArray[np.void]:
+def _runs_in_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> npt.NDArray[np.void]:
     """Runs across an edge of the window, without the steps that end outside."""
-    cut = runs.copy()
-    for run in cut:
+    edge_runs = runs.copy()
+    for run in edge_runs:
         j = np.arange(run["steps"])  # Steps 0 to j take (j + 1) first_s + growth_s (1 + 2 + ... + j).
         ends_s = run["start_s"] + (run["first_s"] * (j + 1) + run["growth_s"] * (j * (j + 1) / 2))
         steps_inside = np.flatnonzero((ends_s >= start_s) & (ends_s <= end_s))
@@ -261,7 +261,7 @@ def _cut_to_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> 
         if len(steps_inside) and steps_inside[0]:
             run["start_s"] = ends_s[steps_inside[0] - 1]
             run["first_s"] += run["growth_s"] * steps_inside[0]
-    return cut[cut["steps"] > 0]
+    return edge_runs[edge_runs["steps"] > 0]
 
 
 def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> float:

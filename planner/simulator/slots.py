@@ -51,8 +51,9 @@ from planner.simulator.layout import (
     ZERO,
 )
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has, where_rare
+from planner.simulator.polling import has_step_in_flight
 from planner.simulator.predictions import forget_errors, note_end
-from planner.simulator.queue_orders import charge_output, count_waiting, line_up
+from planner.simulator.queue_orders import charge_output, count_waiting, line_up, sorts_by_key
 from planner.simulator.queues import append_to_list, insert_in_heap, pop_first, remove_from_list
 
 LATEST_STEP = np.int64(np.iinfo(np.int64).max)  # Above every step at which a decode ends.
@@ -411,7 +412,7 @@ def priority_of(state, w, r):
         return request.arrival_s
     if kind.queue_order == EDF:
         return request.arrival_s + _due_s(state, r)
-    if kind.queue_order > EDF:  # Of these orders only dlpm-turns has such a number.
+    if not sorts_by_key(kind.queue_order):  # Of these orders only dlpm-turns has such a number.
         return _place_in_turns(state, r)
     tokens = _ranked_tokens(kind, request)
     # A prompt may be overtaken only by those that arrive within its window (TYPE.queue_window_s).
@@ -427,12 +428,11 @@ def enqueue_request(state, w, r):
     kind = state.types[worker.type]
     worker.waiting += 1
     count_waiting(state, w, r, 1)  # Counts requests by adapter.
-    # Queue orders above EDF keep queues of their own (queue_orders.py).
-    if kind.queue_order > EDF:
+    if not sorts_by_key(kind.queue_order):
         line_up(state, w, r, False)  # False: at the end of its queue.
         return
-    # Requests in orders by tokens may be sorted inside scheduling batches, which are served in turn.
-    if kind.queue_batch > 0 and FCFS < kind.queue_order < EDF:
+    # Such requests may be sorted by tokens inside scheduling batches, which are served in turn.
+    if kind.queue_batch > 0 and FCFS < kind.queue_order < EDF:  # Orders sjf, ljf or srpt.
         # Batches fill in order of arrival: a new one begins when the last is being served, or is full.
         if worker.filled_batch <= worker.served_batch:
             worker.filled_batch, worker.filled = worker.served_batch + 1, 0
@@ -457,7 +457,7 @@ def enqueue_preempted(state, w, r):
         return
     worker.waiting += 1
     count_waiting(state, w, r, 1)
-    if state.types[worker.type].queue_order > EDF:
+    if not sorts_by_key(state.types[worker.type].queue_order):
         line_up(state, w, r, True)  # True: at the front.
         return
     # Below every other key, and below those of earlier preemptions.
@@ -595,14 +595,15 @@ def cached_tokens(state, l, slot):
     """Tokens of a running decode whose full blocks are in the prefix cache.
 
     An asynchronous engine has not cached the token of the step under way, unless the request's prompt ended
-    in that step or no step was under way (`formed_s` is infinite).
+    in that step or no step was under way.
     """
     c = state.slots[l, slot].context_offset + state.lanes[l].decode_step
     worker = state.workers[state.lanes[l].worker]
     # `length_tokens` is the length when the request joined the lane. If it is unchanged, the prompt ended in
     # this step.
     is_fresh = state.requests[state.slots[l, slot].request].length_tokens == c
-    return c - 1 if state.types[worker.type].is_async and worker.formed_s < np.inf and not is_fresh else c
+    is_behind = state.types[worker.type].is_async > 0 and has_step_in_flight(worker) and not is_fresh
+    return c - is_behind
 
 
 @kernel_jit
@@ -615,7 +616,7 @@ def preempt_decode(state, l, slot, is_in_step):
     cached = cached_tokens(state, l, slot)
     if is_in_step:
         worker = state.workers[state.lanes[l].worker]
-        has_step = state.types[worker.type].is_async > 0 and worker.formed_s < np.inf
+        has_step = state.types[worker.type].is_async > 0 and has_step_in_flight(worker)
         cached = state.slots[l, slot].context_offset + state.lanes[l].decode_step + (not has_step)
     r = take_out(state, l, slot)
     refresh_next_finish_step(state, l)

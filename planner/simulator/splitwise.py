@@ -57,6 +57,7 @@ from planner.simulator.layout import (
     ENTERED,
     LINK_SLOW,
     MACHINE,
+    NEVER,
     NEXT_DISTURBANCE,
     NONE,
     ONE,
@@ -414,7 +415,7 @@ def _start_batch(state, w, time_s):
     machine.formed += 1
     if lane.prefills + lane.decodes == 0:
         lane.run_steps = 0
-        schedule_event(state, w, np.inf)
+        schedule_event(state, w, NEVER)
         if worker.running == 0 and machine.pool != machine.home:
             move_machine(state, w, machine.home, time_s)
         return
@@ -429,7 +430,7 @@ def _start_batch(state, w, time_s):
 
 
 @kernel_jit
-def _cut_run(state, w, time_s):
+def _shorten_run(state, w, time_s):
     """If machine w runs decodes alone, end their run with the step that is in progress."""
     lane, machine = state.lanes[w], state.machines[w]
     if machine.is_cut == 0 and lane.prefills == 0:
@@ -470,7 +471,7 @@ def _add_task(state, w, code, time_s):
     if (running < kind.seats and running + tokens <= kind.token_budget) or (
         is_prompt and tokens <= kind.token_budget
     ):
-        _cut_run(state, w, time_s)
+        _shorten_run(state, w, time_s)
     return False
 
 
@@ -616,7 +617,7 @@ def _offer_freed_memory(state, w, time_s):
     if running == 0:
         return _has_memory_for(state, w, state.queues[w, 0])
     if running < min(kind.seats, kind.token_budget):
-        _cut_run(state, w, time_s)
+        _shorten_run(state, w, time_s)
     return False
 
 
@@ -649,7 +650,7 @@ def _stop_machine(state, w, time_s):
             request.last_token_s = lane.last_token_s
     clear_chunks(lane)
     lane.decodes, lane.late_decodes, lane.kv_sum, lane.run_steps = 0, 0, 0.0, 0
-    schedule_event(state, w, np.inf)
+    schedule_event(state, w, NEVER)
     worker.head[:], worker.tail[:] = NONE, NONE
     worker.waiting, worker.running, worker.used_blocks = 0, 0, 0
     machine.reserved_tokens, machine.promised_tokens, machine.is_cut = 0, 0, 0
@@ -665,7 +666,7 @@ def _cancel_transfer(state, r):
     entity, task = len(state.workers) + r, state.tasks[r]
     if state.heap_index[entity] == NONE:
         return False
-    schedule_event(state, entity, np.inf)
+    schedule_event(state, entity, NEVER)
     was_sent = task.is_sent == 1
     task.is_sent = 0
     if not was_sent:
@@ -771,7 +772,7 @@ def _apply_disturbance(state, time_s):
     disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
     state.counters[NEXT_DISTURBANCE] += 1
     following, entity = state.counters[NEXT_DISTURBANCE], len(state.workers) + len(state.requests)
-    next_s = state.disturbances[following].time_s if following < len(state.disturbances) else np.inf
+    next_s = state.disturbances[following].time_s if following < len(state.disturbances) else NEVER
     set_time(state, entity, next_s)
     w = disturbance.worker
     if disturbance.kind == LINK_SLOW:
@@ -779,7 +780,7 @@ def _apply_disturbance(state, time_s):
     elif disturbance.kind == SLOW:
         state.workers[w].slow_factor = disturbance.factor
         if state.lanes[w].decodes > 0:
-            _cut_run(state, w, time_s)
+            _shorten_run(state, w, time_s)
     elif disturbance.kind == DOWN and state.workers[w].is_up == 1:
         _take_down(state, w, time_s)
     elif disturbance.kind == UP and state.workers[w].is_up == 0:
@@ -840,7 +841,7 @@ def simulate_events(fields, closed_loop, stop_early):
                 _apply_disturbance(state, time_s)
         else:
             r = state.heap[0] - machines
-            schedule_event(state, state.heap[0], np.inf)
+            schedule_event(state, state.heap[0], NEVER)
             if state.tasks[r].is_sent:
                 source = state.requests[r].prefill_worker
                 _release_prompt_kv(state, source, r)

@@ -19,7 +19,7 @@ from planner.policies import GREEDY, VLLM_V1
 from planner.simulator.adapters import begin_step, has_slot, note_admitted, passes_over
 from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
-from planner.simulator.layout import INBOUND, NONE, ONE, PARTIAL, READY, RESTING, ZERO
+from planner.simulator.layout import INBOUND, NEVER, NONE, ONE, PARTIAL, READY, RESTING, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
 from planner.simulator.polling import steps_until_poll
 from planner.simulator.queues import insert_in_heap, remove_from_list, remove_root
@@ -53,14 +53,14 @@ def _steps_begun(state, l, time_s, cause):
 
 
 @kernel_jit
-def cut_run(state, w, time_s, cause):
+def shorten_run(state, w, time_s, cause):
     """End the current run of worker w with the step in progress at `time_s` (see `_steps_begun`)."""
     l = event_lane(state, w)
-    _cut_after(state, l, _steps_begun(state, l, time_s, cause))
+    _end_after(state, l, _steps_begun(state, l, time_s, cause))
 
 
 @kernel_jit
-def _cut_after_next(state, l, time_s):
+def _end_after_next(state, l, time_s):
     """End the run of lane l after the step that follows the one in progress, because an asynchronous engine
     has formed that step already; on an engine that polls, once it looks for requests after that.
     """
@@ -69,11 +69,11 @@ def _cut_after_next(state, l, time_s):
         steps = 1  # When the run begins, only its first step is formed.
         if time_s > lane.run_start_s:
             steps += steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s)
-        _cut_after(state, l, steps_until_poll(state, lane.worker, steps))
+        _end_after(state, l, steps_until_poll(state, lane.worker, steps))
 
 
 @kernel_jit
-def _cut_after(state, l, steps):
+def _end_after(state, l, steps):
     """End the run of lane l after this many steps, if it is longer."""
     lane = state.lanes[l]
     if steps < lane.run_steps:
@@ -103,9 +103,9 @@ def wake_worker(state, w, time_s, cause):
             set_time(state, l, time_s)
             return
     if state.types[worker.type].is_async and not runs_empty(state, w):
-        _cut_after_next(state, first, known_s(time_s, cause))
+        _end_after_next(state, first, known_s(time_s, cause))
     elif lanes == 1:  # Lanes of a pipeline do not run several steps at once.
-        cut_run(state, w, time_s, cause)
+        shorten_run(state, w, time_s, cause)
 
 
 @kernel_jit
@@ -125,7 +125,7 @@ def wake_for_kv(state, v, r, time_s, cause):
     after_s = np.nextafter(time_s, np.inf)  # A step that starts at this very moment has looked already.
     steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after_s) + delay
     request.known_step = worker.steps + steps + 1
-    _cut_after(state, l, steps)
+    _end_after(state, l, steps)
 
 
 @small_jit
@@ -209,7 +209,7 @@ def is_full(state, w):
 
 
 @kernel_jit
-def _cut_for_hand_off(state, w, r, time_s, cause):
+def _shorten_for_hand_off(state, w, r, time_s, cause):
     """Cut the run of worker w short for request r, which is to be handed over to it.
 
     The run of an asynchronous engine is cut only if that makes room, as the engine looks for room at the
@@ -218,7 +218,7 @@ def _cut_for_hand_off(state, w, r, time_s, cause):
     if state.types[state.workers[w].type].is_async:
         if not _has_room_async(state, w, r, _steps_begun(state, event_lane(state, w), time_s, cause)):
             return
-    cut_run(state, w, time_s, cause)
+    shorten_run(state, w, time_s, cause)
 
 
 @kernel_jit
@@ -251,7 +251,7 @@ def receive_handoffs(state, w, time_s, cause):
     while worker.head[INBOUND] != NONE:
         r = worker.head[INBOUND]
         if not _has_room(state, w, r, lane.run_steps, time_s):
-            _cut_for_hand_off(state, w, r, time_s, cause)
+            _shorten_for_hand_off(state, w, r, time_s, cause)
             if not _has_room(state, w, r, lane.run_steps, time_s):
                 worker.awaited_blocks = _hand_off_blocks(state, w, r)
                 return
@@ -364,7 +364,7 @@ def begin_pulls(state, w, time_s):
             is_pulling = True
         r = following
     if is_pulling and worker.used_blocks + blocks_for(lane, lane.run_steps) > kind.kv_blocks:
-        _cut_after(state, event_lane(state, w), ONE)
+        _end_after(state, event_lane(state, w), ONE)
 
 
 @kernel_jit
@@ -382,7 +382,7 @@ def _wake_to_pull(state, w, time_s, cause):
     # Which hand-off has a slot for its adapter is known when the step is formed.
     may_pull = kind.admission != GREEDY or passes_over(state)
     if may_pull or (worker.first_waiting == NONE and _may_pull(state, w, r, steps + 1, time_s)):
-        _cut_after(state, l, steps)
+        _end_after(state, l, steps)
 
 
 @kernel_jit
@@ -428,5 +428,5 @@ def end_transfer(state, time_s):
     link = state.link[0]
     r = link.root
     link.root = remove_root(state.requests, r)
-    set_time(state, len(state.lanes), np.inf if link.root == NONE else state.requests[link.root].key)
+    set_time(state, len(state.lanes), NEVER if link.root == NONE else state.requests[link.root].key)
     return r

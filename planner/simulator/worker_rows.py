@@ -210,7 +210,7 @@ def worker_and_lane_rows(
     workers = np.zeros(len(type_indices), dtype=layout.WORKER)
     workers["type"] = type_indices
     workers["role"] = [ROLES[pools[index].role] for index in type_indices]
-    workers["is_up"], workers["slow_factor"], workers["formed_s"] = 1, 1.0, np.inf
+    workers["is_up"], workers["slow_factor"], workers["formed_s"] = 1, 1.0, layout.NEVER
     workers["least_saved_s"] = np.inf
     workers["first_lane"] = np.cumsum(lane_count) - lane_count
     workers["head"] = workers["tail"] = workers["first_waiting"] = layout.NONE

@@ -295,7 +295,7 @@ def test_what_was_only_sent_is_forgotten_once_it_is_too_much(monkeypatch: pytest
     for k in range(8000):
         w = served(live, float(k), (2 * k, 2 * k + 1))
     assert len(live.nodes) <= 1600 and len(live.caches.path) < 10_000
-    assert live.caches.workers["known_nodes"].sum() == np.bitwise_count(live.caches.holders).sum()
+    assert live.caches.workers["known_tree_nodes"].sum() == np.bitwise_count(live.caches.holders).sum()
     assert served(live, 8000.0, (15_998, 15_999)) == w
 
 
@@ -398,7 +398,7 @@ def test_the_books_balance_whatever_happens(policy: str, monkeypatch: pytest.Mon
     caches = live.caches
     assert is_idle(live) and not caches.entries["refs"].any()
     assert (caches.workers["idle_blocks"] <= 60).all()
-    assert caches.workers["known_nodes"].sum() == np.bitwise_count(caches.holders).sum()
+    assert caches.workers["known_tree_nodes"].sum() == np.bitwise_count(caches.holders).sum()
     in_use = np.concatenate(
         [np.zeros(0, np.int32)]
         + [
