@@ -250,15 +250,16 @@ def calibrate_files(
     catalog: Catalog,
     *,
     base: Path | None = None,
-    settings: tuple[int, int, int | None] = (2048, 256, None),
+    max_num_batched_tokens: int = 2048,
+    max_num_seqs: int = 256,
+    kv_tokens: int | None = None,
 ) -> tuple[FittedSteps, Calibrated]:
     """Correct a fit by step tables and benchmark runs (runs.json) of one engine. The fit is the one in the
     file `base`, or without `base` the catalog's.
 
-    `settings` are the engine's max_num_batched_tokens, max_num_seqs and KV tokens (None: as many as the
-    memory model finds room for). A run that names its own settings is simulated with its own. Returns the
-    corrected fit, and what was corrected. Raises InputError for measurements of several engines, and for a
-    `base` without a fit of this one.
+    Without `kv_tokens` the memory model computes them. A run that names its own settings
+    is simulated with its own. Returns the corrected fit, and what was corrected. Raises InputError for
+    measurements of several engines, and for a `base` without a fit of this one.
     """
     steps: list[StepTable] = []
     runs: list[MeasuredRun] = []
@@ -288,7 +289,8 @@ def calibrate_files(
     # Where a catalog has no fit it answers with a roofline, so the same answer without `base` shows this.
     if base is not None and latency == _catalog_of_fits(catalog).step_latency(llm, gpu, tp):
         raise InputError(f"{base}: holds no fit of {llm_name} on {tp} x {gpu_name}")
-    engine = MeasuredEngine(llm, gpu, tp, *settings, default_engine(catalog.engines.values()))
+    version = default_engine(catalog.engines.values())
+    engine = MeasuredEngine(llm, gpu, tp, max_num_batched_tokens, max_num_seqs, kv_tokens, version)
     result = calibrate_host(latency, steps=steps, runs=runs, engine=engine)
     names = ", ".join(path.name for path in paths)
     source = f"{base.name if base else 'the catalog'}, calibrated by {names}"

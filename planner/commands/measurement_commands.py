@@ -179,7 +179,9 @@ def calibrate_fit(
             StatedSetup(llm, gpu, tp),
             read_catalog(catalog),
             base=base,
-            settings=(max_num_batched_tokens, max_num_seqs, kv_tokens),
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            kv_tokens=kv_tokens,
         )
         options = {"-o": out, "--fit": base, "--llm": llm, "--gpu": gpu, "--tp": tp, "--catalog": catalog}
         options |= {"--max-num-batched-tokens": max_num_batched_tokens, "--max-num-seqs": max_num_seqs}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,6 @@ from planner.files.text_tables import read_text
 from planner.models.latency import Array
 
 MAX_TP = 1024  # A larger TP is refused as a typing error.
-# Input tokens and output tokens, each with a value for every request or with one mean.
-Lengths = tuple[tuple[float, ...], tuple[float, ...]]
 LEAST_VALUE = 1e-9  # Stands for "above 0" in checks of columns, whose limits are inclusive.
 PERCENTILES = (50, 90, 95, 99)
 _MOST_LISTED = 6  # The most files that a source lists by name.
@@ -48,6 +46,19 @@ class StatedSetup:
     output_tokens: float | None = None
     duration_s: float | None = None
     length_spread_frac: float | None = None
+
+
+class ReadRequests(NamedTuple):
+    """The requests of a run that succeeded. Tokens have a value for each request, or one mean; `latency_s`
+    has statistics by metric, and `start_s` counts from the first start: () if not all are known.
+    """
+
+    count: int
+    input_tokens: tuple[float, ...]
+    output_tokens: tuple[float, ...]
+    latency_s: dict[str, dict[str, float]]
+    start_s: tuple[float, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def read_setup(

@@ -72,37 +72,28 @@ def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
         failed = max(failed, foreign_fields.read_count(totals["errored"], f"{where}: errored", least=0))
     total_succeeded = totals.get("successful")
     is_sample = isinstance(total_succeeded, int) and total_succeeded > len(succeeded)
-    start_s: tuple[float, ...] = ()
-    if succeeded and not is_sample:
-        count, lengths, latency, start_s = _from_requests(where, succeeded)
-    else:
-        count, lengths, latency = _from_statistics(where, metrics)
-    if not latency:
+    is_complete = bool(succeeded) and not is_sample
+    read = _from_requests(where, succeeded) if is_complete else _from_statistics(where, metrics)
+    if not read.latency_s:
         raise InputError(f"{where}: holds no latency; there is nothing to import")
-    concurrency, rate_rps = _parse_load(where, benchmark, count)
+    concurrency, rate_rps = _parse_load(where, benchmark, read.count)
     return MeasuredRun(
         name=where,
-        requests=count,
-        input_tokens=lengths[0],
-        output_tokens=lengths[1],
-        latency_s=latency,
+        requests=read.count,
+        input_tokens=read.input_tokens,
+        output_tokens=read.output_tokens,
+        latency_s=read.latency_s,
         concurrency=concurrency,
         rate_rps=rate_rps,
         # In a closed loop answers decide when requests arrive, so arrivals are simulated, not replayed.
-        arrival_s=() if concurrency is not None else start_s,
+        arrival_s=() if concurrency is not None else read.start_s,
         failed=failed,
-        notes=foreign_fields.run_remarks(failed=failed, is_summary=is_sample or not succeeded),
+        notes=foreign_fields.run_remarks(failed=failed, is_summary=not is_complete),
     )
 
 
-def _from_requests(
-    where: str, succeeded: Sequence[Mapping[str, Any]]
-) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
-    """The requests that succeeded: their number, input and output tokens, statistics of latencies [s] by
-    metric, and start times [s].
-
-    Start times count from the first one; they are () if a request has none.
-    """
+def _from_requests(where: str, succeeded: Sequence[Mapping[str, Any]]) -> foreign_fields.ReadRequests:
+    """What the rows of the requests that succeeded say."""
 
     def tokens(*keys: str) -> tuple[float, ...]:
         """The tokens of every request, under the first of `keys` that it has."""
@@ -127,15 +118,11 @@ def _from_requests(
     start_times = [start for start in starts if start is not None]
     first = min(start_times, default=0.0)
     start_s = tuple(start - first for start in start_times) if len(start_times) == len(succeeded) else ()
-    return len(succeeded), (input_tokens, output_tokens), latency, start_s
+    return foreign_fields.ReadRequests(len(succeeded), input_tokens, output_tokens, latency, start_s)
 
 
-def _from_statistics(
-    where: str, metrics: Mapping[str, Any]
-) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]]]:
-    """As `_from_requests`, but from statistics and without start times: the only length of each kind is the
-    mean.
-    """
+def _from_statistics(where: str, metrics: Mapping[str, Any]) -> foreign_fields.ReadRequests:
+    """As `_from_requests`, from statistics: without start times, and the only lengths are the means."""
 
     def statistics_of(*keys: str) -> Mapping[str, Any]:
         """The statistics of the requests that succeeded, under the first of these keys that is there."""
@@ -169,7 +156,7 @@ def _from_statistics(
 
     input_tokens = mean_of("prompt_token_count", "prompt_tokens")
     output_tokens = mean_of("output_token_count", "output_tokens")
-    return count, (input_tokens, output_tokens), latency
+    return foreign_fields.ReadRequests(count, input_tokens, output_tokens, latency)
 
 
 def _parse_load(where: str, benchmark: Mapping[str, Any], requests: int) -> tuple[int | None, float | None]:

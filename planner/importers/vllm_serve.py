@@ -75,22 +75,22 @@ def _parse_run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
     failed = foreign_fields.read_count(row.get("failed") or 0, f"{name}: failed", least=0)
     notes: list[str] = []
     if isinstance(row.get("ttfts"), list) and isinstance(row.get("output_lens"), list):
-        requests, lengths, latency, start_s, remarks = _from_requests(name, row, failed)
+        read = _from_requests(name, row, failed)
     else:
-        requests, start_s = completed, ()
         # A summary has no lengths but their means, so every request counts as one of the mean lengths.
         input_tokens, output_tokens = (
             foreign_fields.read_number(row.get(key), f"{name}: {key}")
             for key in ("total_input_tokens", "total_output_tokens")
         )
-        lengths = (input_tokens / completed,), (output_tokens / completed,)
         latency = _summary_latency(name, row)
         gaps = latency.get("tbt", {})  # A median far below the mean shows that tokens came in bunches.
         remarks = foreign_fields.run_remarks(
             failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
         )
-    notes += remarks
-    concurrency, rate_rps, arrival_s = _parse_load(name, row, requests, start_s, notes)
+        mean_lengths = (input_tokens / completed,), (output_tokens / completed,)
+        read = foreign_fields.ReadRequests(completed, *mean_lengths, latency, remarks=remarks)
+    notes += read.remarks
+    concurrency, rate_rps, arrival_s = _parse_load(name, row, read.count, read.start_s, notes)
     engine = {
         key: foreign_fields.read_count(row[key], f"{name}: {key}")
         for key in ENGINE_KEYS
@@ -98,10 +98,10 @@ def _parse_run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
     }
     return MeasuredRun(
         name=name,
-        requests=requests,
-        input_tokens=lengths[0],
-        output_tokens=lengths[1],
-        latency_s=latency,
+        requests=read.count,
+        input_tokens=read.input_tokens,
+        output_tokens=read.output_tokens,
+        latency_s=read.latency_s,
         concurrency=concurrency,
         rate_rps=rate_rps,
         arrival_s=arrival_s,
@@ -149,12 +149,8 @@ def _summary_latency(name: str, row: Mapping[str, Any]) -> dict[str, dict[str, f
     return latency
 
 
-def _from_requests(
-    name: str, row: Mapping[str, Any], failed: int
-) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...], tuple[str, ...]]:
-    """The number of requests that finished, their lengths, statistics of their latencies [s], their start
-    times [s] from the first one on, and remarks. `failed` is the file's own count of failures.
-    """
+def _from_requests(name: str, row: Mapping[str, Any], failed: int) -> foreign_fields.ReadRequests:
+    """The requests that finished. `failed` is the file's own count of failures."""
     columns = {
         key: foreign_fields.read_numbers(row[key], f"{name}: {key}")
         for key in ("input_lens", "output_lens", "ttfts", "start_times", "latencies")
@@ -219,5 +215,7 @@ def _from_requests(
     recorded_s = columns.get("start_times", [])
     first_s = min((recorded_s[i] for i in finished), default=0.0) if recorded_s else 0.0
     start_s = tuple(recorded_s[i] - first_s for i in finished) if recorded_s else ()
-    lengths = (tuple(columns["input_lens"][i] for i in finished), tuple(output_tokens))
-    return len(finished), lengths, latency, start_s, remarks
+    input_tokens = tuple(columns["input_lens"][i] for i in finished)
+    return foreign_fields.ReadRequests(
+        len(finished), input_tokens, tuple(output_tokens), latency, start_s, remarks
+    )

@@ -42,6 +42,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +87,14 @@ class PoolTerms:
             )
         if not 0 <= self.start_s < math.inf:
             raise InputError(f"pool of {self.gpu or 'workers'}: start_s is {self.start_s}, must be >= 0")
+
+
+class GpuKind(NamedTuple):
+    """a_k, G_k and the pools on such GPUs."""
+
+    gpu_usd_per_h: float
+    node_gpus: int
+    pools: list[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,17 +199,15 @@ class DayTerms:
                 pools_by_node[node.kind] = dearest, [*pools, c]
         return pools_by_node
 
-    def gpu_kinds(self) -> list[tuple[float, int, list[int]]]:
-        """(a_k, G_k, the pools on them) of each kind of node that is sold whole, and of each other GPU, for
-        which G_k is 1.
-        """
+    def gpu_kinds(self) -> list[GpuKind]:
+        """Each kind of node that is sold whole, and each other GPU, for which `node_gpus` is 1."""
         pools_by_kind: dict[tuple[str, int], list[int]] = {}
         for c, pool in enumerate(self.pools):
             kind = (pool.gpu, 1) if pool.node is None else (pool.node.kind, pool.node.gpus)
             pools_by_kind.setdefault(kind, []).append(c)
         prices = self.prices()
         return [
-            (max(float(prices[c]) / self.pools[c].gpus for c in pools), node_gpus, pools)
+            GpuKind(max(float(prices[c]) / self.pools[c].gpus for c in pools), node_gpus, pools)
             for (_, node_gpus), pools in pools_by_kind.items()
         ]
 
@@ -212,8 +219,8 @@ class DayTerms:
     def all_day_usd(self, most_nodes: Sequence[int]) -> float:
         """What the GPUs cost all day. `most_nodes` are the most in use at once, for each of `gpu_kinds`."""
         usd_per_h = sum(
-            gpu_usd_per_h * node_gpus * most
-            for (gpu_usd_per_h, node_gpus, _), most in zip(self.gpu_kinds(), most_nodes, strict=True)
+            kind.gpu_usd_per_h * kind.node_gpus * most
+            for kind, most in zip(self.gpu_kinds(), most_nodes, strict=True)
         )
         return float(usd_per_h * self.edges_s[-1] / HOUR_S)
 
@@ -267,7 +274,7 @@ def cost_usd(day: DayTerms, workers: Ints) -> float:
     """The model's cost of these sizes (T, C), billed by the second or all day: a lower bound of the bill."""
     paid_workers = count_paid_workers(day, workers)
     if day.is_paid_all_day:
-        nodes = [day.nodes_for(node_gpus, pools, paid_workers) for _, node_gpus, pools in day.gpu_kinds()]
+        nodes = [day.nodes_for(kind.node_gpus, kind.pools, paid_workers) for kind in day.gpu_kinds()]
         return day.all_day_usd([int(in_cells.max()) for in_cells in nodes])
     return float(day.cells_h() @ paid_workers @ day.prices()) + _idle_usd(day, paid_workers)
 
@@ -372,10 +379,10 @@ def most_paid_gpus(day: DayTerms, lives: Iterable[tuple[int, float, float]], poo
     """Like `most_gpus_in_use`, with the idle GPUs of whole nodes. Rented and spot nodes differ in kind."""
     lives = [life for life in lives if life[0] in pools]
     changes: list[tuple[float, int]] = []
-    for _, node_gpus, kind_pools in day.gpu_kinds():
-        of_kind = [life for life in lives if life[0] in kind_pools]
-        for since_s, until_s in _node_lives(day, node_gpus, of_kind):
-            changes += [(since_s, node_gpus), (until_s, -node_gpus)]
+    for kind in day.gpu_kinds():
+        of_kind = [life for life in lives if life[0] in kind.pools]
+        for since_s, until_s in _node_lives(day, kind.node_gpus, of_kind):
+            changes += [(since_s, kind.node_gpus), (until_s, -kind.node_gpus)]
     paid_gpus = np.cumsum([change for _, change in sorted(changes)])
     return int(paid_gpus.max()) if len(paid_gpus) else 0
 
@@ -390,12 +397,11 @@ def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> floa
     """
     lives, prices, total = list(lives), day.prices(), 0.0
     if day.is_paid_all_day:
-        return day.all_day_usd(
-            [
-                _most_at_once(_node_lives(day, node_gpus, [life for life in lives if life[0] in pools]))
-                for _, node_gpus, pools in day.gpu_kinds()
-            ]
-        )
+        most_nodes = []
+        for kind in day.gpu_kinds():
+            of_kind = [life for life in lives if life[0] in kind.pools]
+            most_nodes.append(_most_at_once(_node_lives(day, kind.node_gpus, of_kind)))
+        return day.all_day_usd(most_nodes)
     for c, since_s, until_s in lives:
         if day.pools[c].node is None:
             total += prices[c] * _paid_s(day, until_s - since_s) / HOUR_S

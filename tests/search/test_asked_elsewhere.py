@@ -102,8 +102,8 @@ def test_what_was_told_stands_in_the_order_of_the_tasks() -> None:
     def look(k: int) -> None:
         if k < 2:
             done[k + 1].wait(10)
-        remember_verdict(told, "old", answer=False)
-        remember_verdict(told, f"new {k}", answer=k == 1)
+        remember_verdict(told, "old", verdict=False)
+        remember_verdict(told, f"new {k}", verdict=k == 1)
         done[k].set()
 
     with working_on(Executor("threads:3")):

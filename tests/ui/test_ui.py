@@ -469,7 +469,7 @@ def test_a_plan_is_the_same_whatever_its_process_remembers(monkeypatch: pytest.M
 
     def answer(kind: str = "plan", **changed: Any) -> tuple[str, int]:
         found = worker.run(kind, sample_request(rate=5.0, **changed))
-        known = next(iter(worker._REMEMBERED.values())).answers.known
+        known = next(iter(worker._REMEMBERED.values())).cache.known
         return json.dumps(found, default=str), sum(map(len, known.values()))
 
     monkeypatch.setattr(worker, "_REMEMBERED", {})

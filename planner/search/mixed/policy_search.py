@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from planner.documents import facts
 from planner.documents.policy_choices import PolicyChange, name_policies
@@ -185,9 +186,9 @@ def _race_within_limits(
         wider = [counts for fleet in failure.wider if (counts := counts_of(fleet, options))]
         cut = (fleet for counts in wider for fleet in _cut_to_limits(problem, counts))
         near = list(dict.fromkeys((*start_counts, *cut)))
-        raced, _, spent_effort = race_near(chosen, near, chosen.task.policies.raced_changes, effort)
-        effort -= spent_effort
-        gains = cheapest_first(raced)
+        race = race_near(chosen, near, chosen.task.policies.raced_changes, effort)
+        effort -= race.effort
+        gains = cheapest_first(race.raced)
         if not gains:
             continue
         assert gains[0].best is not None
@@ -323,6 +324,16 @@ class RacedPolicy:
         return math.inf if self.best is None else objective_of(self.best)
 
 
+class PolicyRace(NamedTuple):
+    """The policies that were raced, those for which no effort was left, and the effort spent [simulated
+    requests].
+    """
+
+    raced: list[RacedPolicy]
+    without_effort: list[Policies]
+    effort: float
+
+
 def cheapest_first(raced: Iterable[RacedPolicy]) -> list[RacedPolicy]:
     """The raced policies with which some fleet holds, the one with the cheapest fleet first."""
     return sorted((policy for policy in raced if policy.best is not None), key=lambda policy: policy.value)
@@ -341,15 +352,15 @@ def race_policies(
     not_simulated: list[str] = []
     for _ in range(MOST_ROUNDS):
         chosen, best = best_of(answers)
-        raced, without_effort, spent_effort = race_near_best(chosen, best.best, best.level0, changes, effort)
-        effort -= spent_effort
-        for raced_policy in raced:
+        race = race_near_best(chosen, best.best, best.level0, changes, effort)
+        effort -= race.effort
+        for raced_policy in race.raced:
             if not raced_policy.is_simulated:
                 not_simulated.append(label_of(chosen, raced_policy.policies))
             elif raced_policy.best is None:
                 saves_nothing.append(label_of(chosen, raced_policy.policies))
-        not_simulated += [label_of(chosen, policies) for policies in without_effort]
-        gains = cheapest_first(raced)
+        not_simulated += [label_of(chosen, policies) for policies in race.without_effort]
+        gains = cheapest_first(race.raced)
         gain_facts += gains_of(chosen, best.best, gains)
         if not gains:
             break
@@ -364,7 +375,7 @@ def race_policies(
             break
         answers.append((with_winner, search_result))
         # The winner sets the policy of one axis, such as the queue. The next round changes all other axes.
-        raced_changes = [raced_policy.change for raced_policy in raced]
+        raced_changes = [raced_policy.change for raced_policy in race.raced]
         changes = [change for change in raced_changes if change.axis != gains[0].change.axis]
         if problem.out_of_time() or not changes:
             break
@@ -394,11 +405,8 @@ def race_policies(
 
 def race_near_best(
     problem: Problem, best: Counts, level0: Level0, changes: Iterable[PolicyChange], effort: float
-) -> tuple[list[RacedPolicy], list[Policies], float]:
-    """Simulate fleets that are near `best` and cost less, with each change of the problem's policies. Returns
-    the policies that were raced, those for which no effort was left, and the effort spent [simulated
-    requests].
-    """
+) -> PolicyRace:
+    """Simulate fleets that are near `best` and cost less, with each change of the problem's policies."""
     return race_near(problem, near_fleets(problem, best, level0), changes, effort, best)
 
 
@@ -408,7 +416,7 @@ def race_near(
     changes: Iterable[PolicyChange],
     effort: float,
     best: Counts | None = None,
-) -> tuple[list[RacedPolicy], list[Policies], float]:
+) -> PolicyRace:
     """The same as `race_near_best`, among the fleets `near_best`.
 
     Policies are left out if they change nothing for `best` (without `best`, for any of `near_best`), or if
@@ -433,8 +441,9 @@ def race_near(
             raced.append(raced_policy)
             spent_effort += cost
     if not near_best:  # No fleet costs less than `best`, so no policy can save anything.
-        return [RacedPolicy(change, policies, None) for policies, change in waiting], [], spent_effort
-    return raced, [policies for policies, _ in waiting], spent_effort
+        not_simulated = [RacedPolicy(change, policies, None) for policies, change in waiting]
+        return PolicyRace(not_simulated, [], spent_effort)
+    return PolicyRace(raced, [policies for policies, _ in waiting], spent_effort)
 
 
 def _changes_nothing(policies: Policies, chosen: Policies, best: Counts) -> bool:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from planner.documents import facts
 from planner.documents.catalog import Catalog
@@ -90,6 +91,14 @@ class OptionLeftOut:
     workers: tuple[WorkerType, ...] = ()
 
 
+class BatchSettings(NamedTuple):
+    """Engine settings of a worker: max_num_batched_tokens, max_num_seqs and drafts."""
+
+    budget_tokens: int
+    seats: int
+    speculation: Speculation | None
+
+
 @dataclass(frozen=True, slots=True)
 class EngineChoices:
     """The engine settings to choose from, and how the time of a step is made.
@@ -149,15 +158,15 @@ class EngineChoices:
         """The engine as it is simulated. With `longer_frac` its host time is longer too."""
         return None if self.engine is None else self.engine.with_longer_host(self.longer_frac)
 
-    def settings(self, stages: int, ranks: int = 1) -> list[tuple[int, int, Speculation | None]]:
-        """The combinations of budget, seats and drafts. A step checks all drafts of all its sequences, so
+    def settings(self, stages: int, ranks: int = 1) -> list[BatchSettings]:
+        """The combinations of engine settings. A step checks all drafts of all its sequences, so
         there are no more seats than the budget allows. Neither pipelines nor data-parallel ranks draft.
         """
         combinations = []
         for drafts, budget, seats in itertools.product(self.speculations, self.budgets, self.seats):
             step_tokens = 1 if drafts is None else drafts.most_tokens  # Tokens of one sequence in a step.
             if drafts is None or (stages == ranks == 1 and budget >= step_tokens):
-                combinations.append((budget, min(seats, budget // step_tokens), drafts))
+                combinations.append(BatchSettings(budget, min(seats, budget // step_tokens), drafts))
         return list(dict.fromkeys(combinations))
 
 
@@ -272,8 +281,8 @@ class _Split:
     dp: int = 1
     all2all: All2All = ""
 
-    def settings(self, engines: EngineChoices) -> list[tuple[int, int, Speculation | None]]:
-        """Combinations of budget, seats and drafts.
+    def settings(self, engines: EngineChoices) -> list[BatchSettings]:
+        """Combinations of engine settings.
 
         On several nodes the budget decides the kind of all-to-all, so only budgets that lead to the split's
         kind remain. If the question names no budgets, the largest one of the kind "low latency" is added,
@@ -359,11 +368,7 @@ def _types_of_split(
 
 
 def _left_out_of_split(
-    name: str,
-    llm: Llm,
-    types: Sequence[WorkerType],
-    settings: Sequence[tuple[int, int, Speculation | None]],
-    longest_tokens: int,
+    name: str, llm: Llm, types: Sequence[WorkerType], settings: Sequence[BatchSettings], longest_tokens: int
 ) -> Iterator[OptionLeftOut]:
     """The engine settings of one split that are left out of plans, and why. `types` are the split's worker
     types that hold KV blocks beside the weights.
@@ -372,7 +377,7 @@ def _left_out_of_split(
         (worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types
     }
     # The budgets of the settings without room for KV blocks.
-    no_room = [setting[0] for setting in settings if setting not in settings_with_room]
+    no_room = [setting.budget_tokens for setting in settings if setting not in settings_with_room]
     if not types:
         yield OptionLeftOut(name, facts.WeightsTooLarge(llm.weight_bytes))
     elif no_room:

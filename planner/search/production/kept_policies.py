@@ -187,10 +187,10 @@ def _plan_with_others(searched: Sequence[Searched]) -> _PassedFleet | None:
     near = list(dict.fromkeys(fill_limits(chosen, paper.best, k) for k in range(len(paper.best))))
     try:
         scenario_problem = with_search_scenarios(chosen)
-        raced, _, _ = race_near(scenario_problem, near, chosen.task.policies.raced_changes, effort)
+        race = race_near(scenario_problem, near, chosen.task.policies.raced_changes, effort)
     except StoppedError:  # The time was over.
         return None
-    gains = cheapest_first(raced)
+    gains = cheapest_first(race.raced)
     for gain in gains[:MOST_SEARCHED]:
         other = _search_with_gain(chosen, paper, gain)
         if other is not None and (best := _plan_and_test(other)) is not None:
@@ -241,12 +241,10 @@ def _race_in_scenarios(best: _PassedFleet, effort: float) -> tuple[list[RacedPol
     most_requests = max(effort, LEAST_SEARCH_REQUESTS)
     changes = problem.task.policies.raced_changes
     try:
-        raced, left_out, _ = race_near_best(
-            scenario_problem, best.trial.best, best.paper.level0, changes, most_requests
-        )
+        race = race_near_best(scenario_problem, best.trial.best, best.paper.level0, changes, most_requests)
     except StoppedError:
         return [], ("the others, as the time was over",)
-    return raced, tuple(label_of(problem, policies) for policies in left_out)
+    return race.raced, tuple(label_of(problem, policies) for policies in race.without_effort)
 
 
 def _search_with_gain(problem: Problem, paper: FleetSearch, gain: RacedPolicy) -> Searched | None:

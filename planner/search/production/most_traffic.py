@@ -343,8 +343,7 @@ def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
         return None
     fleets = dict.fromkeys((counts, *(fill_limits(problem, counts, k) for k in range(len(counts)))))
     own = plan_problem.with_policies(problem, fleet.policies)
-    raced, _, _ = race_near(own, list(fleets), changes, math.inf)
-    gains = cheapest_first(raced)
+    gains = cheapest_first(race_near(own, list(fleets), changes, math.inf).raced)
     return gains[0].policies if gains else None
 
 
