@@ -297,7 +297,7 @@ def main() -> None:
     asked = parser.parse_args()
     asked.trace = asked.trace.resolve()
     with tempfile.TemporaryDirectory() as folder:
-        (parts if asked.parts else compared)(asked, Path(folder))
+        (parts if asked.entries else compared)(asked, Path(folder))
 
 
 if __name__ == "__main__":

@@ -111,8 +111,8 @@ def _say_classes_not_compared(shared_plan: SharedPlan, question: SeveralLlmsQues
     """The plans of several LLMs, each noting that no separate fleets for its classes were planned."""
     why = "of one LLM among several"  # The report puts this after the words "separate fleets" (`NotShared`).
     plans = {
-        part.name: say_not_compared(shared_plan.plans[part.name], part.task, part.trace, why)
-        for part in question.parts
+        entry.name: say_not_compared(shared_plan.plans[entry.name], entry.task, entry.trace, why)
+        for entry in question.entries
     }
     return replace(shared_plan, plans=plans)
 

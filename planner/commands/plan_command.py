@@ -341,14 +341,14 @@ def plan_several(options: PlanOptions) -> None:
         )
         print_warnings(
             dict.fromkeys(
-                line for part in question.parts for line in (*part.trace.warnings, *part.task.warnings)
+                line for entry in question.entries for line in (*entry.trace.warnings, *entry.task.warnings)
             )
         )
-        folders = (options.out, *(options.out / part.name for part in question.parts))
+        folders = (options.out, *(options.out / entry.name for entry in question.entries))
         outputs = [folder / name for folder in folders for name in (*NAMES, "requests.csv")]
         refuse_to_overwrite(outputs, options.slo, *question.files)
-        for part in question.parts:
-            progress(f"{part.name}: {len(part.trace):,} requests of {part.trace.name}")
+        for entry in question.entries:
+            progress(f"{entry.name}: {len(entry.trace):,} requests of {entry.trace.name}")
         with saving_on_interrupt(lambda: "several LLMs have no plan before the search for all of them ends"):
             shared_plan = plan(
                 question,

@@ -154,12 +154,12 @@ class JointDayResult(Result):
             {
                 "name": row.name,
                 "llm": llm,
-                "usd": part.usd,
-                "windows": len(part.windows),
-                "missed": part.missed_windows,
+                "usd": llm_day.usd,
+                "windows": len(llm_day.windows),
+                "missed": llm_day.missed_windows,
             }
             for row in self.answer.rows
-            for llm, part in zip(self.answer.by_llm, row.parts, strict=True)
+            for llm, llm_day in zip(self.answer.by_llm, row.llm_days, strict=True)
         ]
         return pd.DataFrame(rows)
 
@@ -388,18 +388,19 @@ def _day_together(
 ) -> JointDayResult:
     """`day` for a question of several LLMs; `deadline` is on the search's clock (work_clock.py)."""
     shared_question = questions_of(question, trace, seed=seed)
-    parts = [replace(part, task=_static_fleet_question(part.task)) for part in shared_question.parts]
-    for part in parts:
-        refuse_waits(part.trace, part.name)
-        if part.task.slowdowns is not None:
+    static_question = shared_question.with_tasks(_static_fleet_question)
+    entries = static_question.entries
+    for entry in entries:
+        refuse_waits(entry.trace, entry.name)
+        if entry.task.slowdowns is not None:
             raise InputError(
-                f"{question.path}: llms: {part.name}: preset {part.task.preset}: is relative; give limits in "
-                "seconds"
+                f"{question.path}: llms: {entry.name}: preset {entry.task.preset}: is relative; give limits "
+                "in seconds"
             )
     if standing is None:
         progress("the fleets that stand all day")
         shared_plan = plan_together(
-            replace(shared_question, parts=tuple(parts)),
+            static_question,
             question.catalog,
             seed=seed,
             time_limit_s=math.inf,  # The caller's time limit on the wall clock is in force already.
@@ -408,8 +409,8 @@ def _day_together(
         )
         fleets = {name: plan.fleet for name, plan in shared_plan.plans.items()}
     else:
-        fleets = _fleets_of_llms(standing, [part.name for part in parts], question)
-    windows_s = {part.task.slo.every_s for part in parts}
+        fleets = _fleets_of_llms(standing, [entry.name for entry in entries], question)
+    windows_s = {entry.task.slo.every_s for entry in entries}
     if day_section.every_s is None and len(windows_s) > 1:
         intervals_text = ", ".join(f"{each:g} s" for each in sorted(filter(None, windows_s)))
         raise InputError(
@@ -418,13 +419,13 @@ def _day_together(
     questions, note = {}, ""
     if standing is None:
         note = f"{PAPER_NOTE}; fleets of other GPUs and splits are compared for one LLM alone"
-    for part in parts:
-        task = part.task
+    for entry in entries:
+        task = entry.task
         requests = RateRequest(task.rate_rps, task.scale, task.window or "whole").of(
-            spread_stamps(part.trace, seed=seed), seed=seed
+            spread_stamps(entry.trace, seed=seed), seed=seed
         )
-        questions[part.name] = _day_question(
-            fleets[part.name], task.slo, requests, task, day_section, facts, note
+        questions[entry.name] = _day_question(
+            fleets[entry.name], task.slo, requests, task, day_section, facts, note
         )
     if day_section.sleep_level:
         questions = sleeping_questions(questions, day_section.sleep_level, day_section.storage, facts)

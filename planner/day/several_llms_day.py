@@ -39,13 +39,13 @@ from planner.solvers.pool_sizes import DayTerms, billed_usd, most_gpus_in_use, m
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointDay:
-    """The day of all LLMs under one controller: the day of each in `parts`, and the bill for all.
+    """The day of all LLMs under one controller: the day of each in `llm_days`, and the bill for all.
 
     The bill counts whole nodes once, which the LLMs share.
     """
 
     name: str
-    parts: tuple[ControllerDay, ...]
+    llm_days: tuple[ControllerDay, ...]
     usd: float
     most_gpus: Mapping[str, int]  # The most GPUs in use at once, by type.
     # The most GPUs paid at once, by type; where only whole nodes are sold, all GPUs of these nodes.
@@ -54,25 +54,25 @@ class JointDay:
     @property
     def missed_windows(self) -> int:
         """How many windows of all LLMs miss their SLO."""
-        return sum(part.missed_windows for part in self.parts)
+        return sum(llm_day.missed_windows for llm_day in self.llm_days)
 
     @property
     def windows(self) -> int:
         """How many windows all LLMs have."""
-        return sum(len(part.windows) for part in self.parts)
+        return sum(len(llm_day.windows) for llm_day in self.llm_days)
 
     @property
     def keeps(self) -> bool:
         """Whether every LLM keeps all of its windows."""
-        return all(part.keeps for part in self.parts)
+        return all(llm_day.keeps for llm_day in self.llm_days)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointOptimum:
-    """The optimum of all LLMs, with fields as in `day_study.Optimum`; `parts` has that of each LLM."""
+    """The optimum of all LLMs, with fields as in `day_study.Optimum`; `llm_days` has that of each LLM."""
 
     day: JointDay
-    parts: tuple[Optimum, ...]
+    llm_days: tuple[Optimum, ...]
     bound_usd: float
     proved_usd: float
     status: str
@@ -114,16 +114,16 @@ class JointAnswer:
 
 
 def _best_row(rows: Sequence[JointDay], questions: Sequence[DayQuestion]) -> JointDay:
-    """The best day: each LLM's part is scored by `score_day`, and the scores are added up."""
+    """The best day: each LLM's day is scored by `score_day`, and the scores are added up."""
     miss_terms = [
-        MissTerms.of(question, part) for question, part in zip(questions, rows[0].parts, strict=True)
+        MissTerms.of(question, llm_day) for question, llm_day in zip(questions, rows[0].llm_days, strict=True)
     ]
 
     def score(row: JointDay) -> tuple[int, float, int]:
-        scores = [score_day(part, terms) for part, terms in zip(row.parts, miss_terms, strict=True)]
+        scores = [score_day(llm_day, terms) for llm_day, terms in zip(row.llm_days, miss_terms, strict=True)]
         too_many, usd, missed = (sum(column) for column in zip(*scores, strict=True))
         # The common bill replaces the bills of single LLMs, which count shared nodes more than once.
-        return int(too_many), usd + row.usd - sum(part.usd for part in row.parts), int(missed)
+        return int(too_many), usd + row.usd - sum(llm_day.usd for llm_day in row.llm_days), int(missed)
 
     return min(rows, key=score)
 
@@ -161,18 +161,18 @@ def study_day_together(
         limited = _limit_to_paid_gpus(best_day, judged)
         # The first row is the static fleet, whose sizes a limit cannot change.
         for row in rows[1:]:
-            controllers = [part.chosen for part in row.parts if part.chosen is not None]
+            controllers = [llm_day.chosen for llm_day in row.llm_days if llm_day.chosen is not None]
             limited_days = simulate_controllers(limited, controllers, inputs.knowledge_of(controllers[0]))
             on_least_gpus.append(_joint_day(row.name, limited_days, terms))
     winner = _best_row(rows, llm_questions)
     answers = {}
     for llm_index, (llm, question) in enumerate(questions.items()):
-        own_rows = tuple(row.parts[llm_index] for row in rows)
+        own_rows = tuple(row.llm_days[llm_index] for row in rows)
         answers[llm] = DayAnswer(
             question=question,
             judged=judged[llm_index].trace,
             rows=own_rows,
-            optimum=None if best_day is None else best_day.parts[llm_index],
+            optimum=None if best_day is None else best_day.llm_days[llm_index],
             no_optimum=no_optimum,
             capacity=inputs.knowledge[llm_index].capacity,
             left_out=left_out,
@@ -195,8 +195,8 @@ def study_day_together(
 def _limit_to_paid_gpus(optimum: JointOptimum, judged: Sequence[DayQuestion]) -> list[DayQuestion]:
     """The questions with only the GPUs that the optimum pays for. Days begin with the optimum's sizes."""
     limited = []
-    for question, part in zip(judged, optimum.parts, strict=True):
-        run = part.day.run
+    for question, llm_day in zip(judged, optimum.llm_days, strict=True):
+        run = llm_day.day.run
         initial_sizes = [
             sum(span.pool == p and span.ready_s <= 0 for span in run.spans)
             for p in range(len(question.pools))
@@ -208,17 +208,17 @@ def _limit_to_paid_gpus(optimum: JointOptimum, judged: Sequence[DayQuestion]) ->
     return limited
 
 
-def _joint_day(name: str, parts: Sequence[ControllerDay], terms: DayTerms) -> JointDay:
+def _joint_day(name: str, llm_days: Sequence[ControllerDay], terms: DayTerms) -> JointDay:
     """The day of all LLMs, with the bill of all workers on nodes that they share."""
     # `terms` has the pools of all LLMs one after another.
     lives, first_pool = [], 0
-    for part in parts:
-        lives += [(first_pool + span.pool, span.requested_s, span.gone_s) for span in part.run.spans]
-        first_pool += part.run.requested_sizes.shape[1]
+    for llm_day in llm_days:
+        lives += [(first_pool + span.pool, span.requested_s, span.gone_s) for span in llm_day.run.spans]
+        first_pool += llm_day.run.requested_sizes.shape[1]
     gpus = dict.fromkeys(stock_name(pool.gpu) for pool in terms.pools)
     most_gpus = {gpu: most_gpus_in_use(terms, lives, terms.pools_on_gpu(gpu)) for gpu in gpus}
     paid_gpus = {gpu: most_paid_gpus(terms, lives, terms.pools_on_gpu(gpu)) for gpu in gpus}
-    return JointDay(name, tuple(parts), billed_usd(terms, lives), most_gpus, paid_gpus)
+    return JointDay(name, tuple(llm_days), billed_usd(terms, lives), most_gpus, paid_gpus)
 
 
 def _find_optimum(
@@ -237,11 +237,11 @@ def _find_optimum(
     ]
     runs = JointRuns(llm_runs, terms)
     cheapest = cheapest_day(runs, deadline=max(deadline, now_s() + LEAST_OPTIMUM_S), progress=progress)
-    parts = [
-        summarize_run(question, OPTIMUM, part.run, {})
-        for question, part in zip(judged, cheapest.best.parts, strict=True)
+    llm_days = [
+        summarize_run(question, OPTIMUM, llm_day.run, {})
+        for question, llm_day in zip(judged, cheapest.best.llm_days, strict=True)
     ]
-    best = _joint_day(OPTIMUM, parts, terms)
+    best = _joint_day(OPTIMUM, llm_days, terms)
     status, bound_usd = cheapest.status, cheapest.bound_usd
     described_days = [(row, controller_status(row.name)) for row in rows if row.keeps]
     if (of_each := _cheapest_of_each(best, rows, terms)) is not None:
@@ -254,38 +254,42 @@ def _find_optimum(
     cheapest_row, words = min(described_days, key=lambda described: described[0].usd, default=(best, ""))
     if cheapest_row.usd < best.usd:
         renamed = tuple(
-            replace(part, name=OPTIMUM, parameters={}, settings_count=1) for part in cheapest_row.parts
+            replace(llm_day, name=OPTIMUM, parameters={}, settings_count=1)
+            for llm_day in cheapest_row.llm_days
         )
         status = words
-        best, bound_usd = replace(cheapest_row, name=OPTIMUM, parts=renamed), min(bound_usd, cheapest_row.usd)
-    llm_parts = []
-    for part, columns, own_runs in zip(best.parts, runs.columns, llm_runs, strict=True):
+        best, bound_usd = (
+            replace(cheapest_row, name=OPTIMUM, llm_days=renamed),
+            min(bound_usd, cheapest_row.usd),
+        )
+    llm_optima = []
+    for llm_day, columns, own_runs in zip(best.llm_days, runs.columns, llm_runs, strict=True):
         proved_usd = own_runs.least_paid().usd
-        llm_parts.append(
+        llm_optima.append(
             Optimum(
-                day=part,
+                day=llm_day,
                 edges_s=terms.edges_s,
                 sizes=cheapest.best.workers[:, columns.start : columns.stop],
-                bound_usd=min(proved_usd, part.usd),
+                bound_usd=min(proved_usd, llm_day.usd),
                 proved_usd=proved_usd,
                 status=f"its part of what is best for all: {status}",
             )
         )
-    return JointOptimum(best, tuple(llm_parts), bound_usd, cheapest.proved.usd, status)
+    return JointOptimum(best, tuple(llm_optima), bound_usd, cheapest.proved.usd, status)
 
 
 def _cheapest_of_each(best: JointDay, rows: Sequence[JointDay], terms: DayTerms) -> JointDay | None:
-    """The day in which each LLM has its cheapest part among `best` and `rows` that keeps its windows.
+    """The day in which each LLM has its cheapest day among `best` and `rows` that keeps its windows.
 
-    None if these parts need more GPUs together than there are, or if no part keeps the windows of some LLM.
+    None if these days need more GPUs together than there are, or if no day keeps the windows of some LLM.
     """
-    keeping_parts = [
-        [day.parts[llm_index] for day in (best, *rows) if day.parts[llm_index].keeps]
-        for llm_index in range(len(best.parts))
+    keeping_days = [
+        [day.llm_days[llm_index] for day in (best, *rows) if day.llm_days[llm_index].keeps]
+        for llm_index in range(len(best.llm_days))
     ]
-    if not all(keeping_parts):
+    if not all(keeping_days):
         return None
-    days = [min(parts, key=lambda part: part.usd) for parts in keeping_parts]
+    days = [min(llm_days, key=lambda llm_day: llm_day.usd) for llm_days in keeping_days]
     of_each = _joint_day(OPTIMUM, days, terms)
     is_within = all(count <= terms.stock.get(gpu, count) for gpu, count in of_each.paid_gpus.items())
     return of_each if is_within else None

@@ -124,7 +124,7 @@ def joint_table(answer: JointAnswer) -> Rows:
         if regret is not None and answer.optimum is not None:
             percent = day_page.signed_percent_text(regret, answer.optimum.day.usd)
             above = f"{day_causes.change_text(regret)} USD ({percent})"
-        by_llm = [f"{part.usd:,.2f}, {part.missed_windows}" for part in row.parts]
+        by_llm = [f"{llm_day.usd:,.2f}, {llm_day.missed_windows}" for llm_day in row.llm_days]
         table_rows.append(
             (
                 row.name,
@@ -157,9 +157,12 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
                 "windows": row.windows,
                 "missed": row.missed_windows,
                 "regret_usd": answer.regret_usd(row),
-                "usd_by_llm": {llm: part.usd for llm, part in zip(answer.by_llm, row.parts, strict=True)},
+                "usd_by_llm": {
+                    llm: llm_day.usd for llm, llm_day in zip(answer.by_llm, row.llm_days, strict=True)
+                },
                 "missed_by_llm": {
-                    llm: part.missed_windows for llm, part in zip(answer.by_llm, row.parts, strict=True)
+                    llm: llm_day.missed_windows
+                    for llm, llm_day in zip(answer.by_llm, row.llm_days, strict=True)
                 },
             }
             for row in answer.rows
@@ -201,7 +204,7 @@ def _html_page(answer: JointAnswer) -> str:
         f"no more than {count} GPUs of {gpu} for all LLMs together, at any moment"
         for gpu, count in answer.stock.items()
     ]
-    parts = [
+    sections = [
         f"<header><p class=eyebrow>A day of {escape(', '.join(answer.by_llm))}</p>",
         f"<h1>{inline_html(joint_recommendation(answer))}</h1>",
         f"<p class=lead>{inline_html(' '.join(proof_lines(answer)))}</p></header>",
@@ -216,7 +219,7 @@ def _html_page(answer: JointAnswer) -> str:
             CaptionedChart(f"{name}-{figure.name}", figure.chart, f"{name}: {figure.caption}")
             for figure in day_page.draw_day(llm_answer)
         ]
-        parts += [
+        sections += [
             section_html(f"{name} over the day", charts_html(figures)),
             section_html(
                 f"Windows of {name} that {best.name} misses",
@@ -227,9 +230,9 @@ def _html_page(answer: JointAnswer) -> str:
         ]
     shared = shared or ["no GPU is short: the stock has no limit"]
     shared += shared_lines(answer)
-    parts.append(
+    sections.append(
         section_html("What they share", list_html([*shared, standing_line(answer).removesuffix(".")]))
     )
     return page_html(
-        "A day of several LLMs", "\n".join(parts), "Written by fleetplan. day.json holds the same."
+        "A day of several LLMs", "\n".join(sections), "Written by fleetplan. day.json holds the same."
     )

@@ -18,10 +18,10 @@ takes the rows whose `model` is the entry's name; if there are none, those with 
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from planner.documents.catalog import Catalog
 from planner.documents.log_columns import log_options_of
@@ -61,13 +61,17 @@ class LlmQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeveralLlmsQuestion:
-    """The questions of all LLMs in the order of the file (`parts`), and `notes` for the reader on the traces
-    in `files`.
+    """The questions of all LLMs in the order of the file (`entries`), and `notes` for the reader on the
+    traces in `files`.
     """
 
-    parts: tuple[LlmQuestion, ...]
+    entries: tuple[LlmQuestion, ...]
     notes: tuple[str, ...]
     files: tuple[Path, ...]
+
+    def with_tasks(self, change: Callable[[PlanQuestion], PlanQuestion]) -> Self:
+        """This question with `change` made to the task of each LLM."""
+        return replace(self, entries=tuple(replace(each, task=change(each.task)) for each in self.entries))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +238,7 @@ def _with_traces(
     first_readers: dict[Path, tuple[str, object]] = {}
     # (trace, name of an LLM in it, or None for all rows of the trace) -> the entry that has taken these rows.
     taken: dict[tuple[Path | Trace, str | None], str] = {}
-    parts = []
+    questions = []
     for entry in entry_list:
         is_own = sources[entry.name] is not None
         source = sources[entry.name] if is_own else common
@@ -264,9 +268,9 @@ def _with_traces(
         if not is_own:
             taken[source, llm] = entry.name
         trace = traces[source] if llm is None else traces[source].of_llm(llm)
-        parts.append(LlmQuestion(entry.name, entry.task, trace))
+        questions.append(LlmQuestion(entry.name, entry.task, trace))
     files = tuple(source for source in traces if isinstance(source, Path))
-    return SeveralLlmsQuestion(tuple(parts), _note_unplanned(traces, common, taken), files)
+    return SeveralLlmsQuestion(tuple(questions), _note_unplanned(traces, common, taken), files)
 
 
 def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:

@@ -53,7 +53,7 @@ class ReadRequests(NamedTuple):
     has statistics by metric, and `start_s` counts from the first start: () if not all are known.
     """
 
-    count: int
+    requests: int
     input_tokens: tuple[float, ...]
     output_tokens: tuple[float, ...]
     latency_s: dict[str, dict[str, float]]

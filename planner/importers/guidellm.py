@@ -76,10 +76,10 @@ def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
     read = _from_requests(where, succeeded) if is_complete else _from_statistics(where, metrics)
     if not read.latency_s:
         raise InputError(f"{where}: holds no latency; there is nothing to import")
-    concurrency, rate_rps = _parse_load(where, benchmark, read.count)
+    concurrency, rate_rps = _parse_load(where, benchmark, read.requests)
     return MeasuredRun(
         name=where,
-        requests=read.count,
+        requests=read.requests,
         input_tokens=read.input_tokens,
         output_tokens=read.output_tokens,
         latency_s=read.latency_s,

@@ -90,7 +90,7 @@ def _parse_run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
         mean_lengths = (input_tokens / completed,), (output_tokens / completed,)
         read = foreign_fields.ReadRequests(completed, *mean_lengths, latency, remarks=remarks)
     notes += read.remarks
-    concurrency, rate_rps, arrival_s = _parse_load(name, row, read.count, read.start_s, notes)
+    concurrency, rate_rps, arrival_s = _parse_load(name, row, read.requests, read.start_s, notes)
     engine = {
         key: foreign_fields.read_count(row[key], f"{name}: {key}")
         for key in ENGINE_KEYS
@@ -98,7 +98,7 @@ def _parse_run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
     }
     return MeasuredRun(
         name=name,
-        requests=read.count,
+        requests=read.requests,
         input_tokens=read.input_tokens,
         output_tokens=read.output_tokens,
         latency_s=read.latency_s,

@@ -104,12 +104,12 @@ def simulate_routers_of_each(shared_plan: SharedPlan, question: SeveralLlmsQuest
     become warnings of the shared plan, with the LLM's name.
     """
     plans = {
-        part.name: simulate_routers(
-            shared_plan.plans[part.name],
-            part.task.deploy,
-            bring_priority=not part.task.policies.is_queue_assumed,
+        entry.name: simulate_routers(
+            shared_plan.plans[entry.name],
+            entry.task.deploy,
+            bring_priority=not entry.task.policies.is_queue_assumed,
         )
-        for part in question.parts
+        for entry in question.entries
     }
     new_warnings = [
         facts.OfLlm(name, warning)

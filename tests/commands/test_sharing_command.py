@@ -69,10 +69,10 @@ def ask(folder: Path, llms: Any, *, trace: str | None = None, **shared: Any) -> 
 
 def test_the_example_asks_for_two_llms_with_traces_beside_it() -> None:
     asked = read_question(EXAMPLE, None, CATALOG)
-    assert [part.name for part in asked.parts] == ["chat", "code"]
-    assert [part.task.llm for part in asked.parts] == ["meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B"]
-    assert all(part.task.stock == {"a100-80g": 32, "h100-80g": 6} for part in asked.parts)
-    assert [part.trace.name for part in asked.parts] == [
+    assert [part.name for part in asked.entries] == ["chat", "code"]
+    assert [part.task.llm for part in asked.entries] == ["meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B"]
+    assert all(part.task.stock == {"a100-80g": 32, "h100-80g": 6} for part in asked.entries)
+    assert [part.trace.name for part in asked.entries] == [
         "azure-conversation-sample.csv",
         "azure-code-sample.csv",
     ]
@@ -80,14 +80,14 @@ def test_the_example_asks_for_two_llms_with_traces_beside_it() -> None:
 
 def test_a_list_is_named_by_its_llms_or_as_it_says(folder: Path) -> None:
     rows = [{**SMALL, "trace": "own.csv"}, {**SMALL, "name": "second", "trace": "own.csv"}]
-    assert [part.name for part in ask(folder, rows).parts] == ["llama-3.1-8b", "second"]
+    assert [part.name for part in ask(folder, rows).entries] == ["llama-3.1-8b", "second"]
 
 
 def test_one_trace_is_split_by_its_column(folder: Path) -> None:
     """80 rows, 0, 3, ... 78 to coder: 27; the other 53 to Meta-Chat. Times stay those of the one clock."""
     llms = {"coder": SMALL, "chat": {**SMALL, "model": "meta-chat"}}
     asked = ask(folder, llms, trace="both.csv")
-    coder, chat = (part.trace for part in asked.parts)
+    coder, chat = (part.trace for part in asked.entries)
     assert (len(coder), len(chat)) == (27, 53) and asked.notes == ()
     np.testing.assert_allclose(coder.arrival_s, np.arange(0, 80, 3) / 4)
     assert chat.arrival_s[0] == 0.25
@@ -101,7 +101,7 @@ def test_rows_are_found_by_the_name_of_the_llm_too(folder: Path) -> None:
     text = (folder / "both.csv").read_text().replace("coder", "meta-llama/Llama-3.1-8B")
     (folder / "both.csv").write_text(text)
     asked = ask(folder, {"mine": SMALL}, trace="both.csv")
-    assert len(asked.parts[0].trace) == 27
+    assert len(asked.entries[0].trace) == 27
     assert asked.notes == (
         "53 requests of both.csv to 'Meta-Chat' are not planned: no entry of llms takes them",
     )
@@ -109,7 +109,7 @@ def test_rows_are_found_by_the_name_of_the_llm_too(folder: Path) -> None:
 
 def test_one_entry_without_a_trace_takes_all_of_the_common_one(folder: Path) -> None:
     llms = {"a": SMALL, "b": {**SMALL, "trace": "own.csv"}}
-    assert len(ask(folder, llms, trace="own.csv").parts[0].trace) == 80
+    assert len(ask(folder, llms, trace="own.csv").entries[0].trace) == 80
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_safety_is_each_llms_own_or_that_of_all(
     folder: Path, own: dict[str, Any], beside: dict[str, Any], meant: Safety | None
 ) -> None:
     asked = ask(folder, {"a": {**SMALL, **own}}, trace="own.csv", **beside)
-    assert asked.parts[0].task.safety == meant
+    assert asked.entries[0].task.safety == meant
 
 
 @pytest.mark.long

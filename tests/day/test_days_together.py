@@ -63,7 +63,7 @@ def test_given_fleets_cost_what_the_question_says_and_what_no_day_heeds_is_said(
     answer = fleetplan.day(whole, traces, standing={"chat": STANDING, "code": STANDING}, time_limit_s=30)
     assert isinstance(answer, JointDayResult)
     static = answer.answer.rows[0]
-    assert static.usd == pytest.approx(10 * sum(part.gpu_hours for part in static.parts))
+    assert static.usd == pytest.approx(10 * sum(llm_day.gpu_hours for llm_day in static.llm_days))
     warnings = "\n".join(answer.to_dict()["warnings"])
     assert "spare: only the plan" in warnings and "limits: gpus: only the plan" in warnings
 
@@ -75,7 +75,7 @@ def test_fleets_are_planned_in_the_windows_in_which_the_day_judges_them(
     windows_s: list[float | None] = []
 
     def refuse(shared_question: SeveralLlmsQuestion, *_: Any, **__: Any) -> None:
-        windows_s.extend(part.task.slo.every_s for part in shared_question.parts)
+        windows_s.extend(llm_day.task.slo.every_s for llm_day in shared_question.entries)
         raise InputError("enough")
 
     monkeypatch.setattr(day_api, "plan_together", refuse)
@@ -101,12 +101,14 @@ def test_the_optimum_is_no_dearer_than_the_cheapest_days_of_each_llm(found: Join
     questions = [each.question for each in answer.by_llm.values()]
     terms = joint_terms([terms_of(each) for each in questions], answer.stock, questions[0].step_s)
     best = answer.optimum.day
-    dear = replace(best, parts=(replace(best.parts[0], usd=99.0), *best.parts[1:]))
+    dear = replace(best, llm_days=(replace(best.llm_days[0], usd=99.0), *best.llm_days[1:]))
     of_each = several_llms_day._cheapest_of_each(dear, answer.rows, terms)
     assert of_each is not None and of_each.keeps
-    for m, part in enumerate(of_each.parts):
-        assert part.usd == min(day.parts[m].usd for day in (dear, *answer.rows) if day.parts[m].keeps)
-    assert of_each.usd == pytest.approx(sum(part.usd for part in of_each.parts))
+    for m, llm_day in enumerate(of_each.llm_days):
+        assert llm_day.usd == min(
+            day.llm_days[m].usd for day in (dear, *answer.rows) if day.llm_days[m].keeps
+        )
+    assert of_each.usd == pytest.approx(sum(llm_day.usd for llm_day in of_each.llm_days))
     few = replace(terms, stock={"l40s-48g": 1})
     assert several_llms_day._cheapest_of_each(dear, answer.rows, few) is None
 
@@ -119,10 +121,10 @@ def test_all_llms_together_keep_the_stock_at_every_moment(found: JointDayResult)
     answer = found.answer
     assert answer.optimum is not None and answer.optimum.day.keeps
     for row in (*answer.rows, answer.optimum.day):
-        runs = [part.run for part in row.parts]
+        runs = [llm_day.run for llm_day in row.llm_days]
         moments = {span.requested_s for run in runs for span in run.spans}
         assert max(held(runs, at_s) for at_s in moments) <= 4
-        assert row.usd == pytest.approx(sum(part.usd for part in row.parts))
+        assert row.usd == pytest.approx(sum(llm_day.usd for llm_day in row.llm_days))
         assert not row.keeps or row.usd >= answer.optimum.day.usd * (1 - 1e-9)
         assert not row.keeps or row.usd >= answer.optimum.proved_usd * (1 - 1e-9)
 

@@ -56,7 +56,7 @@ def most_at_once(spans: Sequence[Span]) -> int:
 def bill_by_hand(runs: JointRuns, workers: Any) -> float:
     """1 USD/h for each GPU of the most in use at any moment, all day; infinite if a window is missed."""
     day = runs.simulate_day(workers)
-    most = most_at_once([span for part in day.parts for span in part.run.spans])
+    most = most_at_once([span for llm_day in day.llm_days for span in llm_day.run.spans])
     return most * float(runs.terms.edges_s[-1]) / 3600 if day.holds else math.inf
 
 

@@ -214,7 +214,7 @@ def test_kinds_that_only_the_fleets_with_a_loss_use_are_planned_alone() -> None:
     asked: list[set[str]] = []
 
     def plan(question: SeveralLlmsQuestion, **_: bool) -> Any:
-        asked.append(set(question.parts[0].task.stock))
+        asked.append(set(question.entries[0].task.stock))
         if len(asked) > 1:
             raise InfeasibleError("none", kind="capacity", constraint="stock")
         h100 = SimpleNamespace(type=SimpleNamespace(gpu=SimpleNamespace(name="h100-80g")))

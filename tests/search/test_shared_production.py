@@ -84,7 +84,7 @@ def test_with_enough_for_all_each_has_the_fleet_for_production_it_would_have_alo
     asked = question(["a100-80g", "h100-80g"])
     found = plan_together(asked, CATALOG, time_limit_s=LONG_S)
     assert how(found).is_each and found.status == "certified"
-    for part in asked.parts:
+    for part in asked.entries:
         alone = plan(part.task, part.trace, CATALOG, time_limit_s=LONG_S)
         assert found.plans[part.name].fleet == alone.fleet
         assert found.plans[part.name].certificate.answers == alone.certificate.answers
@@ -329,7 +329,7 @@ TWO_NODES = FleetLimits({"a100-80g": 8, "h100-80g": 8}, by_gpu=True)
 def on_each_gpu(safety: tuple[Any, Any]) -> tuple[SeveralLlmsQuestion, Problem, Option, Option]:
     """The question of two LLMs, the problem of one, and a worker of half a node on A100 and on H100."""
     asked = question({"a100-80g": 8, "h100-80g": 8}, safety=safety)
-    problem = SearchInputs(asked.parts[0].task, asked.parts[0].trace, CATALOG, 0).problem()
+    problem = SearchInputs(asked.entries[0].task, asked.entries[0].trace, CATALOG, 0).problem()
     of_4 = {
         option.type.gpu.name: option
         for option in problem.options()
@@ -357,7 +357,7 @@ def test_llms_without_safety_do_not_take_the_same_gpus_twice(
     paper: Any = SimpleNamespace(searched=[alone, alone], within=(None, None))
     fleets = (((on_h100, 1),), ((on_h100, 1),))
     shared: Any = SimpleNamespace(how_chosen=SimpleNamespace(is_each=is_each), fleets=fleets)
-    searched, left = several_llms._searches_for_certificates(paper, shared, asked.parts, TWO_NODES, LONG_S)
+    searched, left = several_llms._searches_for_certificates(paper, shared, asked.entries, TWO_NODES, LONG_S)
     found = [each[0][1].best for each in searched]
     assert found == [((on_a100, 2),), ((on_h100, 1),)] and fit_together(TWO_NODES, found)
     assert None not in left
@@ -371,7 +371,7 @@ def test_the_fleet_of_paper_that_each_would_have_alone_is_not_searched_again() -
     paper: Any = SimpleNamespace(searched=searches, within=(None, None))
     fleets = (((on_a100, 1),), ((on_h100, 1),))
     shared: Any = SimpleNamespace(how_chosen=SimpleNamespace(is_each=True), fleets=fleets)
-    found = several_llms._searches_for_certificates(paper, shared, asked.parts, TWO_NODES, LONG_S)
+    found = several_llms._searches_for_certificates(paper, shared, asked.entries, TWO_NODES, LONG_S)
     assert found == (searches, [None, None])
 
 

@@ -77,7 +77,7 @@ def together(fleet: dict[str, Any], **asked: Any) -> SharedPlan:
 
 
 def limits_of(asked: SeveralLlmsQuestion) -> FleetLimits:
-    task = asked.parts[0].task
+    task = asked.entries[0].task
     return FleetLimits(task.stock, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit)
 
 
@@ -153,7 +153,7 @@ def test_every_fleet_simulated_gives_the_same_answer(
     posed = question({"gpus": stock}, **asked)
     limits = limits_of(posed)
     amounts = [amount for _, amount in limits.rows()]
-    fleets = [every_fleet(part, limits) for part in posed.parts]
+    fleets = [every_fleet(part, limits) for part in posed.entries]
     expected = least_by_force(fleets, amounts)
     if math.isfinite(expected):
         for _ in range(2):
@@ -174,7 +174,7 @@ def test_every_fleet_simulated_gives_the_same_answer(
         kept(found, posed)
         return
     wide = FleetLimits(dict.fromkeys(stock, 12), limits.power_w and 2e4, None, limits.gpus and 24)
-    fleets = [every_fleet(part, wide) for part in posed.parts]
+    fleets = [every_fleet(part, wide) for part in posed.entries]
     for column, (limit, amount) in enumerate(limits.rows(), start=1):
         least = least_by_force(fleets, amounts, column)
         said = f"{limit.name} from {amount:g} to {least:g}"
@@ -183,11 +183,11 @@ def test_every_fleet_simulated_gives_the_same_answer(
 
 def kept(found: SharedPlan, asked: SeveralLlmsQuestion) -> None:
     """Every constraint, from the answer alone: each LLM's SLO in a run of its own, each shared limit."""
-    for part in asked.parts:
+    for part in asked.entries:
         answer = found.plans[part.name]
         assert judge_slo(simulate(answer.fleet, answer.trace, limits=answer.slo.limits), answer.slo).holds
         assert answer.slo == part.task.slo and answer.fleet.llm.name == part.task.llm
-    task = asked.parts[0].task
+    task = asked.entries[0].task
     pools = [pool for fleet in found.fleets for pool in fleet.pools]
     for gpu, count in task.stock.items():
         assert count is None or sum(p.count * p.type.gpus for p in pools if p.type.gpu.name == gpu) <= count
@@ -215,7 +215,7 @@ def test_the_answer_keeps_every_constraint(shared: dict[str, Any]) -> None:
 def test_with_enough_for_all_each_has_its_own_plan() -> None:
     asked = question({"gpus": ["a100-80g", "h100-80g"]})
     found = plan_together(asked, CATALOG)
-    for part in asked.parts:
+    for part in asked.entries:
         alone = plan(part.task, part.trace, CATALOG)
         assert found.plans[part.name].fleet == alone.fleet
         assert found.plans[part.name].certificate == alone.certificate
@@ -226,7 +226,7 @@ def test_with_enough_for_all_each_has_its_own_plan() -> None:
 def test_one_llm_is_planned_as_it_is_alone() -> None:
     """The same search: the same fleet, certificate and count of simulations."""
     asked = question({"gpus": {"a100-80g": 12, "h100-80g": 8}}, llms=1)
-    (part,) = asked.parts
+    (part,) = asked.entries
     found, alone = plan_together(asked, CATALOG), plan(part.task, part.trace, CATALOG)
     assert found.plans[part.name].fleet == alone.fleet
     assert found.plans[part.name].certificate == alone.certificate
@@ -250,7 +250,7 @@ def test_the_one_that_loses_least_gives_way() -> None:
     )
     on_a100 = [
         plan(replace(part.task, stock={"a100-80g": 16}), part.trace, CATALOG).certificate.level0
-        for part in question(fleet).parts
+        for part in question(fleet).entries
     ]
     loses = [cost - alone for cost, alone in zip(on_a100, found.alone.values(), strict=True)]
     assert found.value == pytest.approx(sum(found.alone.values()) + min(loses))
@@ -341,7 +341,7 @@ def test_fleets_hold_on_every_draw_that_is_asked_for() -> None:
     asked = question({"gpus": {"a100-80g": 20, "h100-80g": 4}}, runs=3)
     found = plan_together(asked, CATALOG)
     assert any("gives way" in line for line in fact_sentences_of(found.binding))
-    for part in asked.parts:
+    for part in asked.entries:
         fleet = found.plans[part.name].fleet
         for seed in range(3):
             trace, _ = requested_traffic(part.trace, part.task, seed=seed)

@@ -243,7 +243,7 @@ def test_several_llms_have_the_fleets_that_fit_the_nodes_they_share(seed: int, s
     """Every pair of fleets, packed by hand. By the GPU others are cheaper, which take a node too much: they
     were found, and there was said to be nothing within the stock."""
     asked, catalog = two_llms(seed, stock)
-    pairs = list(itertools.product(*(held_fleets(part, catalog) for part in asked.parts)))
+    pairs = list(itertools.product(*(held_fleets(part, catalog) for part in asked.entries)))
     by_gpu = sorted((sum(map(objective_of, pair)), k) for k, pair in enumerate(pairs))
     fitting = (
         value
@@ -266,7 +266,7 @@ def test_the_bill_of_several_llms_is_the_least_of_all_pairs() -> None:
     the plan that was chosen by kinds of GPUs paid 15.93 USD/h.
     """
     asked, catalog = two_llms(175, {"gpu0": 9, "gpu1": 9})
-    prices = {gpu.name: gpu.price_usd_per_h for gpu in asked.parts[0].task.priced_gpus(catalog)}
+    prices = {gpu.name: gpu.price_usd_per_h for gpu in asked.entries[0].task.priced_gpus(catalog)}
 
     def bill(pair: tuple[Counts, ...]) -> float:
         taken = taken_by_hand(tuple(itertools.chain(*pair)))
@@ -274,7 +274,7 @@ def test_the_bill_of_several_llms_is_the_least_of_all_pairs() -> None:
             sum(gpus * prices[row] for row, gpus in taken.items()) if max(taken.values()) <= 9 else math.inf
         )
 
-    pairs = itertools.product(*(held_fleets(part, catalog) for part in asked.parts))
+    pairs = itertools.product(*(held_fleets(part, catalog) for part in asked.entries))
     plan_of_all = plan_together(asked, catalog)
     assert plan_of_all.bill.usd_per_h == pytest.approx(min(map(bill, pairs))) == pytest.approx(10.62)
     assert not plan_of_all.is_exact or plan_of_all.bill.idle_gpus == 0
@@ -301,7 +301,7 @@ def test_nodes_of_fleets_that_fail_their_test_are_not_named(monkeypatch: pytest.
     monkeypatch.setattr(shared_paper, "find_nodes_of_least_bill", find)
     asked, catalog = two_llms(175, {"gpu0": 9, "gpu1": 9})
     plan_together(asked, catalog)
-    prices = {gpu.name: gpu.price_usd_per_h for gpu in asked.parts[0].task.priced_gpus(catalog)}
+    prices = {gpu.name: gpu.price_usd_per_h for gpu in asked.entries[0].task.priced_gpus(catalog)}
     bills = [sum(prices[gpu] * count for gpu, count in (nodes or {}).items()) for nodes in found]
     assert bills[1] >= bills[0] == pytest.approx(10.62) and len(tested) >= 4
     assert not set(tested[:2]) & set(tested[2:])

@@ -56,7 +56,7 @@ class DayRun:
 
     `holds` says that no window is missed, the backlog does not grow, and every accepted request was served.
     `fits` says that the stock was enough for all workers at every moment, draining ones included. For several
-    LLMs `parts` has one DayRun per LLM, and `run` is the run of the first LLM.
+    LLMs `llm_days` has one DayRun per LLM, and `run` is the run of the first LLM.
     """
 
     workers: Ints
@@ -65,7 +65,7 @@ class DayRun:
     missed: tuple[int, ...]
     holds: bool
     fits: bool = True
-    parts: tuple[DayRun, ...] = ()
+    llm_days: tuple[DayRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -150,12 +150,12 @@ class JointRuns:
         missed = [first + own_window for first, day in numbered_days for own_window in day.missed]
         return DayRun(
             workers,
-            run=llm_days[0].run,  # As DayRun defines it; `parts` has the runs of all LLMs.
+            run=llm_days[0].run,  # As DayRun defines it; `llm_days` has the runs of all LLMs.
             usd=billed_usd(self.terms, lives),
             missed=tuple(missed),
             holds=all(day.holds for day in llm_days),
             fits=lives_within_stock(self.terms, lives),
-            parts=tuple(llm_days),
+            llm_days=tuple(llm_days),
         )
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:

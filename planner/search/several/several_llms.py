@@ -87,9 +87,9 @@ def _in_whole_nodes(question: SeveralLlmsQuestion, catalog: Catalog) -> SeveralL
     search for several LLMs counts GPUs in use. A stock of less than one node stays, and no fleet is within
     it. `sold_whole` is fixed here, because shared_bill.py plans again with less of the stock.
     """
-    if len(question.parts) < 2:
+    if len(question.entries) < 2:
         return question
-    task = question.parts[0].task
+    task = question.entries[0].task
     priced = task.priced_gpus(catalog)
     nodes = {gpu.name: node.gpus for gpu in priced if (node := node_of(gpu)) is not None}
     sold_whole = {**task.sold_whole, **{row_of(gpu.name): gpu.is_sold_whole for gpu in priced}}
@@ -98,10 +98,7 @@ def _in_whole_nodes(question: SeveralLlmsQuestion, catalog: Catalog) -> SeveralL
         if count is not None and name in nodes:
             owned = task.owned.get(name, 0)
             stock[name] = whole_stock(count, owned, nodes[name]) if count - owned >= nodes[name] else count
-    parts = tuple(
-        replace(part, task=replace(part.task, stock=stock, sold_whole=sold_whole)) for part in question.parts
-    )
-    return replace(question, parts=parts)
+    return question.with_tasks(lambda task: replace(task, stock=stock, sold_whole=sold_whole))
 
 
 def _plan_together(
@@ -118,34 +115,34 @@ def _plan_together(
     """All stages of the module's docstring but `bill`. LLMs pay for their GPUs in use; with `own_nodes` for
     whole nodes of their own. With `fills_nodes` a plan in which paid GPUs idle gets its `fewer_gpus`.
     """
-    # `parts` has the question for each LLM. Limits and objective are the same in all of them.
-    parts, task = question.parts, question.parts[0].task
-    needs_production = any(part.task.safety is not None for part in parts)
+    # `entries` has the question for each LLM. Limits and objective are the same in all of them.
+    entries, task = question.entries, question.entries[0].task
+    needs_production = any(entry.task.safety is not None for entry in entries)
     limits = FleetLimits(
         task.stock_and_owned,
         task.power_limit_w,
         task.cost_limit_usd_per_h,
         task.gpu_limit,
         # LLMs share nodes, so what one LLM pays is counted by its GPUs in use.
-        by_gpu=len(parts) > 1 and not own_nodes,
+        by_gpu=len(entries) > 1 and not own_nodes,
     )
     alone, paper = shared_paper.plan_on_paper(
-        parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=needs_production
+        entries, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=needs_production
     )
     on_paper = [
-        _paper_of_llm(part, alone_searches, searches, limits, deadline)
-        for part, alone_searches, searches in zip(parts, alone, paper.searched, strict=True)
+        _paper_of_llm(entry, alone_searches, searches, limits, deadline)
+        for entry, alone_searches, searches in zip(entries, alone, paper.searched, strict=True)
     ]
     shared = production_or_paper_of_all(on_paper, limits, deadline, progress) if needs_production else None
-    searched, left_to_each = _searches_for_certificates(paper, shared, parts, limits, deadline)
+    searched, left_to_each = _searches_for_certificates(paper, shared, entries, limits, deadline)
     oracles = [problem.oracle for llm_searches in alone for problem, _ in llm_searches] + [*paper.oracles]
-    plans = _certify_plans(parts, searched, left_to_each, shared, catalog, seed, deadline)
+    plans = _certify_plans(entries, searched, left_to_each, shared, catalog, seed, deadline)
     if adds_robustness:
         plans = _add_robustness(plans, searched, shared, limits, deadline)
     progress("placing all workers on nodes")
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
     whole = replace(limits, by_gpu=False)  # What is paid and taken from the stock are whole nodes.
-    names = [part.name for part in parts]
+    names = [entry.name for entry in entries]
     unit = OBJECTIVE_UNITS[task.objective]
     paper_values = list(map(shared_paper.best_value, paper.searched))
     alone_values = list(map(shared_paper.best_value, alone))
@@ -153,7 +150,7 @@ def _plan_together(
     bounds = [paid_at_least(problem, problem.lower or 0.0) for (problem, _), *_ in alone]
     if shared is not None:
         alone_values = _paid_values(on_paper, shared.alone)
-    in_production = _production_facts(parts, on_paper, shared, alone_values, unit)
+    in_production = _production_facts(entries, on_paper, shared, alone_values, unit)
     plan = SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
         paper=dict(zip(names, paper_values, strict=True)),
@@ -174,12 +171,12 @@ def _plan_together(
             Assumption("level0-of-each"),
             Assumption("bounds-add-up"),
         ),
-        warnings=(*map(OfTraffic, question.notes), *_llm_warnings(parts, plans)),
+        warnings=(*map(OfTraffic, question.notes), *_llm_warnings(entries, plans)),
         rounds=paper.level0.rounds,
         # LLMs may share an oracle, whose simulations count once.
         simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
         seed=seed,
-        placement=_place_all(parts, plans),
+        placement=_place_all(entries, plans),
     )
     searches = alone if shared is None else shared.scenario_searches()
     passes_test = shared.passes_test if shared is not None else lambda *_: True
@@ -207,7 +204,7 @@ def _with_fewer_gpus(
 
 
 def _production_facts(
-    parts: Sequence[LlmQuestion],
+    entries: Sequence[LlmQuestion],
     on_paper: Sequence[LlmOnPaper],
     shared: SharedProduction | None,
     alone_values: Sequence[float],
@@ -217,7 +214,7 @@ def _production_facts(
     if shared is None or shared.how_chosen is None:
         return ()
     together_values = _paid_values(on_paper, shared.fleets)
-    gives_way = shared_paper.gives_way_facts(parts, alone_values, together_values, unit)
+    gives_way = shared_paper.gives_way_facts(entries, alone_values, together_values, unit)
     return (shared.how_chosen, *gives_way)
 
 
@@ -227,7 +224,7 @@ def _paid_values(on_paper: Sequence[LlmOnPaper], fleets: Sequence[Counts]) -> li
 
 
 def _paper_of_llm(
-    part: LlmQuestion,
+    entry: LlmQuestion,
     alone: shared_paper.Searched,
     paper: shared_paper.Searched,
     limits: FleetLimits,
@@ -240,14 +237,14 @@ def _paper_of_llm(
     best_alone = next(
         (search for other, search in alone if other.oracle.policies == problem.oracle.policies), best
     )
-    problem = on_all_draws(replace(problem, task=part.task, limits=limits, deadline=deadline))
-    return LlmOnPaper(part.name, problem, best_alone, best)
+    problem = on_all_draws(replace(problem, task=entry.task, limits=limits, deadline=deadline))
+    return LlmOnPaper(entry.name, problem, best_alone, best)
 
 
 def _searches_for_certificates(
     paper: shared_paper.SharedPaper,
     shared: SharedProduction | None,
-    parts: Sequence[LlmQuestion],
+    entries: Sequence[LlmQuestion],
     limits: FleetLimits,
     deadline: float,
 ) -> tuple[list[shared_paper.Searched], list[OthersLeave | None]]:
@@ -260,12 +257,12 @@ def _searches_for_certificates(
     if shared is None or shared.how_chosen is None:
         return searched, left_to_each
     fleets = list(shared.fleets)
-    for k, part in enumerate(parts):
+    for k, entry in enumerate(entries):
         # Where each LLM has its fleet alone in production (`is_each`), that may be its fleet on paper too.
         is_on_paper = names_of(best_of(searched[k])[1].best) == names_of(fleets[k])
-        if part.task.safety is None and not (shared.how_chosen.is_each and is_on_paper):
+        if entry.task.safety is None and not (shared.how_chosen.is_each and is_on_paper):
             remaining = limits_beside(limits, fleets, k)
-            problem = replace(best_of(searched[k])[0], task=part.task, deadline=deadline)
+            problem = replace(best_of(searched[k])[0], task=entry.task, deadline=deadline)
             searched[k] = shared_paper.search_within(problem, remaining, fleets[k])
             fleets[k] = best_of(searched[k])[1].best
             left_to_each[k] = shared_paper.others_leave_fact(remaining)
@@ -273,7 +270,7 @@ def _searches_for_certificates(
 
 
 def _certify_plans(
-    parts: Sequence[LlmQuestion],
+    entries: Sequence[LlmQuestion],
     searched: Sequence[shared_paper.Searched],
     left_to_each: Sequence[OthersLeave | None],
     shared: SharedProduction | None,
@@ -283,10 +280,10 @@ def _certify_plans(
 ) -> list[Plan]:
     """Certify the plan of each LLM; its assumptions say what the other LLMs leave it."""
     plans = []
-    for k, (part, llm_searches) in enumerate(zip(parts, searched, strict=True)):
+    for k, (entry, llm_searches) in enumerate(zip(entries, searched, strict=True)):
         with_deadline = [(replace(problem, deadline=deadline), best) for problem, best in llm_searches]
         production = None if shared is None else shared.productions[k]
-        inputs = SearchInputs(part.task, part.trace, catalog, seed)
+        inputs = SearchInputs(entry.task, entry.trace, catalog, seed)
         plan = certify_plan(with_deadline, inputs, deadline=deadline, production=production)
         if (others_leave := left_to_each[k]) is not None:
             certificate = replace(plan.certificate, assumptions=(others_leave, *plan.certificate.assumptions))
@@ -360,9 +357,9 @@ def _fleet_of_answer(llm: LlmOnPaper, production: Production, name: AnswerName) 
     return production.best if production.why_on_paper is None else None
 
 
-def _llm_warnings(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[OfLlm]:
+def _llm_warnings(entries: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[OfLlm]:
     """The warnings of all plans. A warning of several LLMs is listed once and names them all."""
-    warnings_by_llm = {part.name: plan.warnings for part, plan in zip(parts, plans, strict=True)}
+    warnings_by_llm = {entry.name: plan.warnings for entry, plan in zip(entries, plans, strict=True)}
     different: list[Warned] = []
     for warnings in warnings_by_llm.values():
         different += [warning for warning in warnings if warning not in different]
@@ -372,13 +369,13 @@ def _llm_warnings(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[O
     ]
 
 
-def _place_all(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> NodePlacement | None:
+def _place_all(entries: Sequence[LlmQuestion], plans: Sequence[Plan]) -> NodePlacement | None:
     """All workers on the fewest nodes, which LLMs may share. All pools count as mixed here, so hand-offs
     between nodes are not minimised.
     """
     pools = tuple(
-        Pool(f"{part.name}-{pool.name}", "mixed", pool.type, pool.count)
-        for part, plan in zip(parts, plans, strict=True)
+        Pool(f"{entry.name}-{pool.name}", "mixed", pool.type, pool.count)
+        for entry, plan in zip(entries, plans, strict=True)
         for pool in plan.fleet.pools
     )
     return findings.place_workers(Fleet(plans[0].fleet.llm, pools))

@@ -52,7 +52,7 @@ CHEAPER_FRAC = 1e-6  # Two costs that differ by a smaller share differ by roundi
 # How weak the status of a plan is; 0 for statuses that are not listed. A plan with a smaller bill but a
 # weaker status is no better.
 _STATUS_RANK = {"best found": 1, "not for production": 2}
-CENT_TOLERANCE = 1e-6  # A bill above whole cents by no more than this part of a cent is not rounded up.
+CENT_TOLERANCE = 1e-6  # A bill above whole cents by no more than this share of a cent is not rounded up.
 
 
 class PlanTogether(Protocol):
@@ -75,7 +75,7 @@ def plan_by_bill(
     Raises InfeasibleError as `plan` does. If the limit on cost is too small, the error names the least bill
     that was found without it.
     """
-    task = question.parts[0].task
+    task = question.entries[0].task
     limit = task.cost_limit_usd_per_h
     # The search for a single LLM counts whole nodes itself.
     if len(question.parts) < 2 or (task.objective != "cost" and limit is None):
@@ -96,7 +96,7 @@ def plan_by_bill(
     progress("the least bill without the limit on cost")
     # A search without the limit may find another plan whose bill is within the limit; if the bill is not, the
     # error names it.
-    unlimited = _with_tasks(question, lambda task: replace(task, cost_limit_usd_per_h=None))
+    unlimited = question.with_tasks(lambda task: replace(task, cost_limit_usd_per_h=None))
     without_limit = _least_bill_plan(plan, unlimited, out_of_time, progress)
     bill = without_limit.bill.usd_per_h
     if bill <= limit * (1 + CHEAPER_FRAC):
@@ -166,13 +166,13 @@ def _least_bill_plan(
     if first.fewer_gpus is not None and not out_of_time():
         progress(f"{first.bill.idle_gpus} paid GPUs idle: all LLMs on the nodes of the least bill")
         with contextlib.suppress(InfeasibleError):
-            shared = plan(_with_tasks(question, partial(_with_fewer, gpus=first.fewer_gpus)))
+            shared = plan(question.with_tasks(partial(_with_fewer, gpus=first.fewer_gpus)))
             if _is_better(shared, best):
                 best, reduced_stock = shared, first.fewer_gpus
     # The plans by the kinds of GPUs that they leave out; None if planning without these kinds failed.
     plans: dict[frozenset[str], SharedPlan | None] = {frozenset(): first}
     expanded: set[frozenset[str]] = set()  # The keys of the plans for which step 2 was done.
-    kinds = frozenset(_kind_of_gpu(gpu) for gpu in question.parts[0].task.stock)
+    kinds = frozenset(_kind_of_gpu(gpu) for gpu in question.entries[0].task.stock)
     while len(plans) <= MOST_PLANS and not out_of_time():
         # With fewer kinds the price of GPUs in use only rises, and no bill is below that price. So a plan
         # whose price is not below the best bill leads to no better one.
@@ -205,7 +205,7 @@ def _least_bill_plan(
             idle_gpus = parent_plan.bill.idle_gpus
             progress(f"{idle_gpus} paid GPUs idle: all LLMs without {', '.join(sorted(without))}")
             try:
-                shared = plan(_with_tasks(question, partial(_without_kinds, kinds=without)))
+                shared = plan(question.with_tasks(partial(_without_kinds, kinds=without)))
             except InfeasibleError:
                 plans[without] = None
                 continue
@@ -218,7 +218,7 @@ def _least_bill_plan(
             shared = plan(question, own_nodes=True)
             if _is_better(shared, best):
                 return _on_own_nodes(shared, first)
-    answer = best if best is first else _as_answer_for_all_stock(best, first, question.parts, reduced_stock)
+    answer = best if best is first else _as_answer_for_all_stock(best, first, question.entries, reduced_stock)
     # The search compares all fleets by the price of their GPUs in use, but only some by their bill. No bill
     # is below the price of the GPUs in use, so an answer whose bill is the bound has the least bill.
     is_least_bill = answer.bill.usd_per_h <= answer.level0_bound * (1 + CHEAPER_FRAC)
@@ -291,7 +291,7 @@ def _bill_or_none(bill: float) -> float | None:
 
 
 def _as_answer_for_all_stock(
-    best: SharedPlan, first: SharedPlan, parts: Iterable[LlmQuestion], reduced_stock: Mapping[str, int]
+    best: SharedPlan, first: SharedPlan, entries: Iterable[LlmQuestion], reduced_stock: Mapping[str, int]
 ) -> SharedPlan:
     """The plan `best`, which was planned within `reduced_stock`, as the answer for all stock.
 
@@ -300,11 +300,11 @@ def _as_answer_for_all_stock(
     within the reduced stock are left out: its findings, that every LLM has the fleet that it would have
     alone, and what more GPUs would save, if only the number of these GPUs was reduced.
     """
-    parts = list(parts)
+    entries = list(entries)
     filled = _nodes_filled_fact(best, first, reduced_stock=reduced_stock)
-    names = [part.name for part in parts]
+    names = [entry.name for entry in entries]
     gives_way = gives_way_facts(
-        parts, [first.alone[name] for name in names], [best.plans[name].value for name in names], best.unit
+        entries, [first.alone[name] for name in names], [best.plans[name].value for name in names], best.unit
     )
     others_leave = OthersLeave(_remainders(reduced_stock))
     left_out = (Finding, MoreSaves, MoreSavesNothing) if filled.on else (Finding,)
@@ -361,15 +361,8 @@ def _rented_kinds(gpus: Iterable[str]) -> set[str]:
 
 
 def _kind_of_gpu(gpu: str) -> str:
-    """The kind of a GPU by its name in the catalog: without its power cap and its market."""
+    """The kind of a GPU by its name in the catalog: without its power cap, @spot and @owned."""
     return gpu.partition("@")[0]
-
-
-def _with_tasks(
-    question: SeveralLlmsQuestion, change: Callable[[PlanQuestion], PlanQuestion]
-) -> SeveralLlmsQuestion:
-    """The question with `change` made to the task of each LLM."""
-    return replace(question, parts=tuple(replace(part, task=change(part.task)) for part in question.parts))
 
 
 def _with_fewer(task: PlanQuestion, gpus: Mapping[str, int]) -> PlanQuestion:

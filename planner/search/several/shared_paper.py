@@ -61,7 +61,7 @@ class SharedPaper:
 
 
 def plan_on_paper(
-    parts: Sequence[LlmQuestion],
+    entries: Sequence[LlmQuestion],
     catalog: Catalog,
     limits: FleetLimits,
     *,
@@ -77,18 +77,18 @@ def plan_on_paper(
     """
     alone: list[Searched] = []
     cache = VerdictCache()
-    for k, part in enumerate(parts):
-        progress(f"{part.name}, with all of the fleet for itself")
-        until = slice_of(deadline, len(parts) - k)
+    for k, entry in enumerate(entries):
+        progress(f"{entry.name}, with all of the fleet for itself")
+        until = slice_of(deadline, len(entries) - k)
         own_conditions = Conditions(
-            until, _progress_of_llm(part.name, progress), cache=cache, by_gpu=limits.by_gpu
+            until, _progress_of_llm(entry.name, progress), cache=cache, by_gpu=limits.by_gpu
         )
-        alone.append(_search_alone(part, catalog, seed, own_conditions))
+        alone.append(_search_alone(entry, catalog, seed, own_conditions))
     if not joint_limits.fit_together(limits, (best_of(searched)[1].best for searched in alone)):
         until = slice_of(deadline, 1) if keeps_half else deadline
-        return alone, _plan_shared(parts, alone, limits, until, progress)
+        return alone, _plan_shared(entries, alone, limits, until, progress)
     is_walked = all(best.level0.search.is_exact for searched in alone for _, best in searched)
-    nothing_left_out = (None,) * len(parts)
+    nothing_left_out = (None,) * len(entries)
     level0 = _level0_where_all_fit(alone, limits)
     binding = (Finding("no-shared-limit"),)
     return alone, SharedPaper(alone, nothing_left_out, level0, is_walked, binding, oracles=())
@@ -113,7 +113,7 @@ def best_value(searched: Searched) -> float:
 
 
 def _plan_shared(
-    parts: Sequence[LlmQuestion],
+    entries: Sequence[LlmQuestion],
     searched_alone: Sequence[Searched],
     limits: FleetLimits,
     deadline: float,
@@ -128,7 +128,7 @@ def _plan_shared(
     _simulate_in_turn(searched, limits, slice_of(until, 1), progress)
     llms = _designs_of_all(searched)
     queries = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
-    unit = OBJECTIVE_UNITS[parts[0].task.objective]
+    unit = OBJECTIVE_UNITS[entries[0].task.objective]
     shared = cheapest_designs(llms, rows, out_of_time=lambda: is_over(until), progress=progress, unit=unit)
     oracles = [problem.oracle for llm_searches in searched for problem, _ in llm_searches]
     alone_values = list(map(best_value, searched_alone))
@@ -136,12 +136,12 @@ def _plan_shared(
         is_proved = _fewest_are_too_many(searched, limits)
         mixed = None if is_proved else _serve_any_mix(searched, limits, slice_of(deadline, 1), progress)
         if mixed is None:
-            joint_limits.require_shared_nodes(limits, len(parts))
+            joint_limits.require_shared_nodes(limits, len(entries))
             raise joint_limits.infeasible_error(queries, rows, is_exact=shared.is_exact, is_proved=is_proved)
-        together, left_to_each = _search_within_others(parts, *mixed, deadline)
+        together, left_to_each = _search_within_others(entries, *mixed, deadline)
         least = sum(map(_level0_value, together))
         level0 = Cheapest(None, least, 0.0, is_exact=False, rounds=shared.rounds)
-        paid_for_sharing = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
+        paid_for_sharing = gives_way_facts(entries, alone_values, list(map(best_value, together)), unit)
         return SharedPaper(together, left_to_each, level0, False, paid_for_sharing, oracles)
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
     if is_walked:
@@ -156,13 +156,13 @@ def _plan_shared(
         problems.append(design.llm_problem)
         chosen.append(design.counts(vector))
     if not joint_limits.fit_together(limits, chosen):  # The master lets LLMs share nodes.
-        joint_limits.require_shared_nodes(limits, len(parts))
-    together, left_to_each = _search_within_others(parts, problems, chosen, deadline)
-    paid_for_sharing = gives_way_facts(parts, alone_values, list(map(best_value, together)), unit)
+        joint_limits.require_shared_nodes(limits, len(entries))
+    together, left_to_each = _search_within_others(entries, problems, chosen, deadline)
+    paid_for_sharing = gives_way_facts(entries, alone_values, list(map(best_value, together)), unit)
     binding = paid_for_sharing
     # The queries count nodes that LLMs share, so for nodes of their own they give no prices.
     if limits.by_gpu:
-        binding += joint_limits.price_limits(queries, rows, shared, parts[0].task.objective)
+        binding += joint_limits.price_limits(queries, rows, shared, entries[0].task.objective)
     shared = _without_tie_breaks(shared, zip(problems, chosen, strict=True))
     # Where more workers hurt, the search of one LLM may find a smaller fleet that the master's cuts excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
@@ -350,28 +350,28 @@ def _simulate_all_cheaper(
 
 
 def _search_within_others(
-    parts: Sequence[LlmQuestion], problems: Sequence[Problem], chosen: Sequence[Counts], deadline: float
+    entries: Sequence[LlmQuestion], problems: Sequence[Problem], chosen: Sequence[Counts], deadline: float
 ) -> tuple[list[Searched], list[OthersLeave]]:
     """Search for each LLM within what the other LLMs leave, starting from its fleet in `chosen`; the fleets
     of `chosen` fit together. LLMs are searched in turn, so one may take GPUs with which a later one would
     save more. So if some LLM changes its fleet, the searches are repeated with each later LLM as the first,
     and the cheapest fleets of all orders are returned.
     """
-    last = len(parts)
-    best = _search_in_order(parts, problems, chosen, range(last), deadline)
+    last = len(entries)
+    best = _search_in_order(entries, problems, chosen, range(last), deadline)
     fleets = [names_of(best_of(llm_searches)[1].best) for llm_searches in best[0]]
     changed = (k for k, fleet in enumerate(fleets) if fleet != names_of(chosen[k]))
     for first in range(next(changed, last) + 1, last):
         if is_over(deadline):
             break
         order = (*range(first, last), *range(first))
-        other = _search_in_order(parts, problems, chosen, order, deadline)
+        other = _search_in_order(entries, problems, chosen, order, deadline)
         best = min(best, other, key=lambda found: sum(map(best_value, found[0])))
     return best
 
 
 def _search_in_order(
-    parts: Sequence[LlmQuestion],
+    entries: Sequence[LlmQuestion],
     problems: Sequence[Problem],
     chosen: Sequence[Counts],
     order: Sequence[int],
@@ -383,8 +383,8 @@ def _search_in_order(
     left_to_each: dict[int, OthersLeave] = {}
     for searched_count, k in enumerate(order):
         remaining = joint_limits.limits_beside(problems[k].limits, fleets, k)
-        until = slice_of(deadline, len(parts) - searched_count)
-        problem = replace(problems[k], task=parts[k].task, deadline=until)
+        until = slice_of(deadline, len(entries) - searched_count)
+        problem = replace(problems[k], task=entries[k].task, deadline=until)
         searched[k] = search_within(problem, remaining, fleets[k])
         fleets[k] = best_of(searched[k])[1].best
         left_to_each[k] = others_leave_fact(remaining)
@@ -410,12 +410,12 @@ def others_leave_fact(remaining: FleetLimits) -> OthersLeave:
 
 
 def gives_way_facts(
-    parts: Sequence[LlmQuestion], alone: Sequence[float], values: Sequence[float], unit: str
+    entries: Sequence[LlmQuestion], alone: Sequence[float], values: Sequence[float], unit: str
 ) -> tuple[Binding, ...]:
     """What each LLM pays for not having all of the fleet to itself."""
     return tuple(
-        GivesWay(part.name, value, value - least, unit)
-        for part, least, value in zip(parts, alone, values, strict=True)
+        GivesWay(entry.name, value, value - least, unit)
+        for entry, least, value in zip(entries, alone, values, strict=True)
         if value - least > joint_limits.CHEAPER_FRAC * least
     )
 
@@ -428,14 +428,14 @@ def slice_of(deadline: float, shares: int) -> float:
     return now + max(deadline - now, 0.0) / (shares + 1)
 
 
-def _search_alone(part: LlmQuestion, catalog: Catalog, seed: int, conditions: Conditions) -> Searched:
+def _search_alone(entry: LlmQuestion, catalog: Catalog, seed: int, conditions: Conditions) -> Searched:
     """The search for one LLM with all of the fleet for itself; errors name the LLM."""
     try:
-        return search_llm(SearchInputs(part.task, part.trace, catalog, seed, conditions))
+        return search_llm(SearchInputs(entry.task, entry.trace, catalog, seed, conditions))
     except InfeasibleError as error:
-        raise error.of_llm(part.name) from None
+        raise error.of_llm(entry.name) from None
     except PlannerError as error:  # Unlike InfeasibleError, the other errors hold nothing but a message.
-        raise type(error)(f"{part.name}: {error}") from None
+        raise type(error)(f"{entry.name}: {error}") from None
 
 
 def _simulate_in_turn(
