@@ -143,8 +143,8 @@ class ParetoResult(Result):
     frontier: pareto_frontier.Frontier
 
     def headline(self) -> str:
-        steps = f"{len(self.frontier.steps)} fleets over {self.frontier.axis}"
-        return f"{steps}, {pareto_page.question_line(self.frontier)}"
+        fleets = f"{len(self.frontier.stairs)} fleets over {self.frontier.axis}"
+        return f"{fleets}, {pareto_page.question_line(self.frontier)}"
 
     def sentences(self) -> list[str]:
         return [pareto_page.ended_line(self.frontier)]

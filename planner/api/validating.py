@@ -130,7 +130,7 @@ def validate(
     here, EndpointError for an endpoint that cannot be measured.
     """
     need_aiohttp()
-    from planner.runtime.validate import slice_of
+    from planner.runtime.validate import slice_plan
     from planner.runtime.validate import validate as run
 
     seed = inputs.checked_seed(seed)
@@ -168,7 +168,7 @@ def validate(
         fleet = fleet.without_engine()
     if how.get("is_slice"):
         whole_plan = fleet, requests
-        fleet, requests, note = slice_of(fleet, requests)
+        fleet, requests, note = slice_plan(fleet, requests)
         notes += (f"Validated was a {note}.",)
     setup = validation_setup(
         how,

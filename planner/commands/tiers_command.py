@@ -14,7 +14,7 @@ from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgum
 from planner.units import count_text, show_percent
 
 if TYPE_CHECKING:
-    from planner.studies.tier_study import TierAnswer, TierStudy
+    from planner.studies.tier_study import TierChoice, TierStudy
 
 
 def tiers(
@@ -43,28 +43,28 @@ def tiers(
         catalog_rows = read_catalog(catalog)
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         task = read_task(slo, catalog_rows).task()
-        choices = choose_tiers(study, task, read_kv_tiers(catalog))
+        tier_study = choose_tiers(study, task, read_kv_tiers(catalog))
     if json_output:
-        print_json(tiers_document(choices), study.trace.warnings)
+        print_json(tiers_document(tier_study), study.trace.warnings)
         return
-    print_rows([_cells(row, choices) for row in choices.answers], "KV tiers")
+    print_rows([_cells(row, tier_study) for row in tier_study.choices], "KV tiers")
     break_even = [
         {
             "tier": row.tier,
             "worker": row.worker,
             "loads sooner from": "never" if row.prefix_tokens is None else f"{row.prefix_tokens:,} tokens on",
         }
-        for row in choices.break_even
+        for row in tier_study.break_even
     ]
     print_rows(break_even, "break-even of a prefix")
-    print_lines(best_line(choices))
+    print_lines(best_line(tier_study))
 
 
-def best_line(choices: TierStudy) -> str:
+def best_line(tier_study: TierStudy) -> str:
     """A sentence on the best tiers, and what they save against a fleet without tiers."""
     from planner.studies.tier_study import show_sizes
 
-    best, without = choices.best, choices.without
+    best, without = tier_study.best, tier_study.without
     if best is without:
         return f"Best: no tier, {best.usd_per_h:,.2f} USD/h; none of the tiers saves more than it costs"
     best_text = f"Best: {show_sizes(best.sizes)}, {best.usd_per_h:,.2f} USD/h"
@@ -74,7 +74,7 @@ def best_line(choices: TierStudy) -> str:
     return f"{best_text}, {100 * (1 - best.usd_per_h / without.usd_per_h):.3g} % less than without tiers"
 
 
-def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
+def _cells(row: TierChoice, tier_study: TierStudy) -> dict[str, Any]:
     """A row of the printed table, by column. `agents` is None for traffic that is not of agents."""
     from planner.reports.words import describe_fleet
     from planner.studies.tier_study import show_sizes
@@ -83,7 +83,7 @@ def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
     idle = f", {count_text(row.idle_gpus, 'GPU')} idle" if row.idle_gpus else ""
     cut_short = "" if row.is_exhausted else " (search cut short)"
     return {
-        "tiers": show_sizes(row.sizes) + (" (best)" if row is choices.best else ""),
+        "tiers": show_sizes(row.sizes) + (" (best)" if row is tier_study.best else ""),
         "USD/h": f"{row.usd_per_h:,.2f}" if row.fleet is not None else none_found,
         "of it tiers": f"{row.tiers_usd_per_h:,.2f}" if row.fleet is not None else "",
         "fleet": "" if row.fleet is None else describe_fleet(row.fleet) + idle + cut_short,
@@ -94,21 +94,21 @@ def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
     }
 
 
-def tiers_document(choices: TierStudy) -> dict[str, Any]:
+def tiers_document(tier_study: TierStudy) -> dict[str, Any]:
     """What `--json` prints: all choices, the best, and the break-even of each tier and worker type."""
-    best_usd, without_usd = choices.best.usd_per_h, choices.without.usd_per_h
+    best_usd, without_usd = tier_study.best.usd_per_h, tier_study.without.usd_per_h
     return {
-        "choices": [_row_document(row) for row in choices.answers],
-        "best": _row_document(choices.best),
+        "choices": [_row_document(row) for row in tier_study.choices],
+        "best": _row_document(tier_study.best),
         "saves_frac": 1 - best_usd / without_usd if math.isfinite(without_usd) else None,
         "break_even": [
             {"tier": row.tier, "worker": row.worker, "prefix_tokens": row.prefix_tokens}
-            for row in choices.break_even
+            for row in tier_study.break_even
         ],
     }
 
 
-def _row_document(row: TierAnswer) -> dict[str, Any]:
+def _row_document(row: TierChoice) -> dict[str, Any]:
     """A choice of tiers as `--json` prints it."""
     from planner.reports.words import describe_fleet
 

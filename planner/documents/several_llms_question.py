@@ -86,12 +86,12 @@ class Entry:
 
 
 def read_question(
-    path: Path, trace: Path | None, catalog: Catalog, *, seed: int = 0, drop_invalid: bool = False
+    path: Path, common: Path | None, catalog: Catalog, *, seed: int = 0, drop_invalid: bool = False
 ) -> SeveralLlmsQuestion:
     """Read slo.yaml with `llms`, and the traces; draw what is described. Raises InputError with the file, the
     entry and the key.
     """
-    return question_of(read_yaml(path), path, trace, catalog, seed=seed, drop_invalid=drop_invalid)
+    return question_of(read_yaml(path), path, common, catalog, seed=seed, drop_invalid=drop_invalid)
 
 
 def question_of(
@@ -233,7 +233,7 @@ def _with_traces(
     if common is not None and not untraced:
         named = common.name if isinstance(common, Trace) else common
         raise InputError(f"--trace {named}: every entry of llms has a trace of its own; drop one of the two")
-    traces: dict[Path | Trace, Trace] = {}  # By source.
+    trace_by_source: dict[Path | Trace, Trace] = {}
     # By file: its first entry, and how that entry says to read it.
     first_readers: dict[Path, tuple[str, object]] = {}
     # (trace, name of an LLM in it, or None for all rows of the trace) -> the entry that has taken these rows.
@@ -244,7 +244,7 @@ def _with_traces(
         source = sources[entry.name] if is_own else common
         assert source is not None
         if isinstance(source, Trace):
-            traces[source] = source
+            trace_by_source[source] = source
         else:
             log_options = log_options_of(entry.own, path)
             first, first_options = first_readers.setdefault(source, (entry.name, log_options))
@@ -253,11 +253,13 @@ def _with_traces(
                     f"{path}: llms: {entry.name}: traffic: {source.name} is read once, as {first} says; say "
                     "there how its columns are read, and the same or nothing here"
                 )
-            if source not in traces:
-                traces[source] = read_trace(
+            if source not in trace_by_source:
+                trace_by_source[source] = read_trace(
                     source, seed=None, drop_invalid=drop_invalid, log_options=log_options
                 )
-        llm = _llm_in_trace(entry, traces[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
+        llm = _llm_in_trace(
+            entry, trace_by_source[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own
+        )
         # Two entries may each name the same file, but each row of --trace belongs to one entry.
         if not is_own and (source, llm) in taken:
             same = f"the rows to {llm!r}" if llm is not None else "all rows"
@@ -267,10 +269,10 @@ def _with_traces(
             )
         if not is_own:
             taken[source, llm] = entry.name
-        trace = traces[source] if llm is None else traces[source].of_llm(llm)
+        trace = trace_by_source[source] if llm is None else trace_by_source[source].of_llm(llm)
         questions.append(LlmQuestion(entry.name, entry.task, trace))
-    files = tuple(source for source in traces if isinstance(source, Path))
-    return SeveralLlmsQuestion(tuple(questions), _note_unplanned(traces, common, taken), files)
+    files = tuple(source for source in trace_by_source if isinstance(source, Path))
+    return SeveralLlmsQuestion(tuple(questions), _note_unplanned(trace_by_source, common, taken), files)
 
 
 def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:
@@ -303,14 +305,14 @@ def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, i
 
 
 def _note_unplanned(
-    traces: Mapping[Path | Trace, Trace],
+    trace_by_source: Mapping[Path | Trace, Trace],
     common: Path | Trace | None,
     taken: Mapping[tuple[Path | Trace, str | None], str],
 ) -> tuple[str, ...]:
     """A note on the rows of --trace that no entry takes."""
     if common is None or (common, None) in taken:
         return ()
-    trace = traces[common]
+    trace = trace_by_source[common]
     unplanned = [name for name in trace.llms if (common, name) not in taken]
     if not unplanned:
         return ()

@@ -2,7 +2,7 @@
 while they are read.
 
 Each set of columns has a folder in the user's cache, named after all that the columns depend on; only the
-MOST_KEPT folders used last remain. A folder is written under another name and renamed, so no reader sees a
+MOST_CACHED folders used last remain. A folder is written under another name and renamed, so no reader sees a
 part of it. Damaged columns count as missing, and columns that cannot be written are not cached.
 """
 
@@ -24,7 +24,7 @@ from planner.files.checked_files import user_cache
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
-MOST_KEPT = 8  # The columns of a trace of 50 million requests take about one GB.
+MOST_CACHED = 8  # The columns of a trace of 50 million requests take about one GB.
 ABANDONED_S = 3600.0  # Folders not renamed within this time were left by killed runs.
 ABOUT = "about.json"  # A file in each folder: dtype and shape of its columns, and the caller's `about`.
 
@@ -35,9 +35,9 @@ def columns_folder() -> Path | None:
     return None if cache is None else cache / "columns"
 
 
-def read_kept_columns(name: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None:
-    """The cached columns of this name, memory-mapped and read-only, and the `about` that `keep_columns` wrote
-    with them. None if they are missing or damaged.
+def read_cached_columns(name: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]] | None:
+    """The cached columns of this name, memory-mapped and read-only, and the `about` that `cache_columns`
+    wrote with them. None if they are missing or damaged.
     """
     if (root := columns_folder()) is None:
         return None
@@ -56,8 +56,8 @@ def read_kept_columns(name: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str,
         return None
 
 
-def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
-    """Cache columns under a name, with `about`: JSON values that `read_kept_columns` returns. False if they
+def cache_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
+    """Cache columns under a name, with `about`: JSON values that `read_cached_columns` returns. False if they
     cannot be written.
     """
     if (root := columns_folder()) is None:
@@ -85,7 +85,7 @@ def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
 
 def _remove_old_columns(root: Path) -> None:
     """Remove folders that killed runs left, and those used longest ago, until there is room for one more
-    among MOST_KEPT.
+    among MOST_CACHED.
     """
     dated: list[tuple[float, Path]] = []
     for folder in root.iterdir():
@@ -95,7 +95,7 @@ def _remove_old_columns(root: Path) -> None:
                 dated.append((used_s, folder))
             elif used_s < time.time() - ABANDONED_S:
                 shutil.rmtree(folder, ignore_errors=True)
-    for _, old in sorted(dated, reverse=True)[MOST_KEPT - 1 :]:
+    for _, old in sorted(dated, reverse=True)[MOST_CACHED - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
 
 

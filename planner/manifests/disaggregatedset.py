@@ -49,10 +49,10 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
         labels = kubernetes.labels_of(fleet, name, pool)
         roles.append({"name": name, "spec": lws.group_spec(fleet, pool, labels, max_model_len)})
         budgets.append(kubernetes.disruption_budget(labels))
-    whole = {
+    document = {
         "apiVersion": "disaggregatedset.x-k8s.io/v1",
         "kind": "DisaggregatedSet",
         "metadata": {"name": app, "labels": {APP: app, PART: app}},
         "spec": {"roles": roles},
     }
-    return [whole, *budgets, *kubernetes.router(fleet)]
+    return [document, *budgets, *kubernetes.router(fleet)]

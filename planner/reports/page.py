@@ -47,7 +47,7 @@ def section_html(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>\n{body}</section>"
 
 
-def later_section(title: str, body: str) -> str:
+def folded_section(title: str, body: str) -> str:
     """A section that the reader may fold; on a phone page.js folds it at first."""
     heading = f"<summary><h2>{escape(title)}</h2></summary>"
     return f"<section><details class=later open>{heading}\n{body}</details></section>"

@@ -11,7 +11,7 @@ from planner.reports.fact_sentences import capitalise_first, fact_sentence, fact
 from planner.reports.page import (
     chart_html,
     charts_html,
-    later_section,
+    folded_section,
     list_html,
     page_html,
     section_html,
@@ -36,12 +36,12 @@ def render_report(plan: Plan, *, command: str = "") -> str:
             "</header>",
             *([section_html("Mind", _bullets_of(fact_sentences_of(plan.warnings)))] if plan.warnings else []),
             section_html(screen.why_title(plan), _why_not_cheaper(plan)),
-            later_section("Deployment", _fleet_section(plan)),
-            *([later_section("What prompts share", _prefixes_section(plan))] if plan.prefixes else []),
-            later_section("What it costs and draws", _costs_section(plan)),
-            later_section("Sources and assumptions", _sources_section(plan)),
-            later_section("Do it again", _commands_section(command)),
-            later_section("Appendix: how it runs, and the proof", _appendix_section(plan)),
+            folded_section("Deployment", _fleet_section(plan)),
+            *([folded_section("What prompts share", _prefixes_section(plan))] if plan.prefixes else []),
+            folded_section("What it costs and draws", _costs_section(plan)),
+            folded_section("Sources and assumptions", _sources_section(plan)),
+            folded_section("Do it again", _commands_section(command)),
+            folded_section("Appendix: how it runs, and the proof", _appendix_section(plan)),
         ]
     )
     return page_html(

@@ -21,7 +21,7 @@ from planner.fleet import Fleet
 from planner.policies import QUEUE
 from planner.runtime.launch import WORKER_HEADER
 from planner.runtime.live_routing import LiveFleet, priority_number
-from planner.runtime.prompt_blocks import CHARACTERS_PER_TOKEN, blocks_of, words_of
+from planner.runtime.prompt_blocks import CHARACTERS_PER_TOKEN, blocks_of, prompt_text
 from planner.runtime.upstream import REFUSAL_BYTES, SPARE_TOKENS, read_answer, read_limited
 
 COMPLETIONS_PATH = "/v1/completions"
@@ -101,8 +101,8 @@ def read_request(
     room_tokens = live.longest_tokens - most_output_tokens
     if input_tokens > room_tokens:
         # The tokens of text are a guess. A text that seems too long is routed as the longest that fits, and
-        # the engine may refuse it. `words_of` is empty for token ids, which are counted.
-        if room_tokens < 1 or not words_of(prompt):
+        # the engine may refuse it. `prompt_text` is empty for token ids, which are counted.
+        if room_tokens < 1 or not prompt_text(prompt):
             raise refusal_response(
                 400,
                 f"{input_tokens + most_output_tokens} tokens of prompt and output fit into no worker's KV "
@@ -177,8 +177,8 @@ def _input_tokens(prompt: object) -> int:
     """
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return len(prompt)
-    if words := words_of(prompt):
-        return -(-len(words) // CHARACTERS_PER_TOKEN)
+    if text := prompt_text(prompt):
+        return -(-len(text) // CHARACTERS_PER_TOKEN)
     raise refusal_response(
         400, "expected one prompt, as text or as a list of token ids (or messages in a chat)"
     )

@@ -35,7 +35,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from planner.domain import KV_BLOCK_TOKENS
 from planner.models.latency import StepLatency
 from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, STEP_LOG_BYTES, end_with_parent
-from planner.runtime.prompt_blocks import blocks_of, words_of
+from planner.runtime.prompt_blocks import blocks_of, prompt_text
 from planner.runtime.step_log import StepLog
 
 CHAT_TOKENS = 7  # Tokens that the template of a chat adds to a prompt; about as many as real ones add.
@@ -348,7 +348,7 @@ class Server:
         is_transferred = bool(transfer.get("do_remote_prefill"))
         is_chat = http.path.endswith("/chat/completions")
         prompt = body["messages"] if is_chat else body["prompt"]
-        words = prompt if isinstance(prompt, list) and not is_chat else words_of(prompt).split()
+        words = prompt if isinstance(prompt, list) and not is_chat else prompt_text(prompt).split()
         output_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT_TOKENS
         prompt_tokens = len(words) + (CHAT_TOKENS if is_chat else 0)
         request = _EngineRequest(name, prompt_tokens, output_tokens, is_transferred)

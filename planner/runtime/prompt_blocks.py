@@ -21,7 +21,7 @@ def blocks_of(prompt: object) -> list[int]:
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         block_length = KV_BLOCK_TOKENS
     else:
-        prompt, block_length = words_of(prompt), KV_BLOCK_TOKENS * CHARACTERS_PER_TOKEN
+        prompt, block_length = prompt_text(prompt), KV_BLOCK_TOKENS * CHARACTERS_PER_TOKEN
     names, name = [], 0
     for end in range(block_length, len(prompt) + 1, block_length):
         piece = prompt[end - block_length : end]
@@ -31,7 +31,7 @@ def blocks_of(prompt: object) -> list[int]:
     return names
 
 
-def words_of(prompt: object) -> str:
+def prompt_text(prompt: object) -> str:
     """The text of a prompt, or of a chat's messages one after the other; empty for token ids."""
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
         return "\n".join(

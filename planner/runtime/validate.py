@@ -81,7 +81,7 @@ class InterruptedRunError(PlannerError):
     """The run was stopped before every request had ended."""
 
 
-def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
+def slice_plan(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
     """A slice of a plan that fewer GPUs can validate: one worker of each pool, with the traffic of these
     workers.
 

@@ -3,13 +3,13 @@ holding.
 
 The question is planned with the loosest limit of the range. The fleet of this plan holds down to a limit that
 is called its corner. The question is planned again just beyond the corner, and so on (the epsilon-constraint
-method). There is no grid: each step of the staircase takes one plan, and no step between two plans is missed.
+method). There is no grid: each stair takes one plan, and no stair between two plans is missed.
 The frontier is as exact as its plans are.
 
 With scenarios a corner may come too early: a fleet that fails a test there may pass the later test of the
 next plan (production_fleet.py). If the plan beyond a fleet's corner is the same fleet again, the next plan is
 made further on, by up to WIDEST_STRIDE_FRAC; the corner is then known to that share. A fleet that failed its
-test is on no step: the step of the next fleet begins where the failed fleet was planned.
+test is on no stair: the stair of the next fleet begins where the failed fleet was planned.
 
     ttft, tbt, tpot, e2e   The corner is the simulated percentile of the fleet, if the fleet holds with this
                            limit (backlog test, attainment, losses); else a bisection finds the corner, to
@@ -17,8 +17,8 @@ test is on no step: the step of the next fleet begins where the failed fleet was
     power, cost            The corner is the fleet's power (at its cap) or its cost.
     rate                   The corner is the rate up to which the fleet carries every rate. Each rate draws
                            other requests of the trace, and on a short trace the requests of a lower rate
-                           may be harder. So a step begins where its plan was made, and the question's own
-                           rate is planned too. If a step has at most MOST_DRAWS different draws, every one
+                           may be harder. So a stair begins where its plan was made, and the question's own
+                           rate is planned too. If a stair has at most MOST_DRAWS different draws, every one
                            is simulated. Otherwise the corner is bisected, to RATE_FRAC, and the rates of
                            PROBED_BELOW_FRACS below it are simulated.
 """
@@ -74,9 +74,10 @@ LEAST_AMOUNT = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class FrontierStep:
-    """A fleet that holds from the limit `start` to the tighter limit `corner`, and is optimal where its plan
-    was made: just beyond the corner of the looser step, or at the question's own rate.
+class FrontierStair:
+    """A level line of the frontier: a fleet that holds from the limit `start` to the tighter limit `corner`,
+    and is optimal where its plan was made: just beyond the corner of the looser stair, or at the question's
+    own rate.
     """
 
     start: float
@@ -92,7 +93,7 @@ class FrontierStep:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The steps from loose to tight.
+    """The stairs from loose to tight.
 
     `question_limit` is the limit of the question, or None if it has none; `loosest` is infinite if the first
     plan had no such limit.
@@ -102,23 +103,23 @@ class Frontier:
     unit: str
     objective: str
     objective_unit: str
-    steps: tuple[FrontierStep, ...]
+    stairs: tuple[FrontierStair, ...]
     loosest: float
     question_limit: float | None
     is_rising: bool  # Whether the cost rises with the limit, which is so for rates.
-    ended: str  # The reason why no further step follows.
+    ended: str  # The reason why no further stair follows.
 
-    def best_at(self, limit: float) -> FrontierStep | None:
+    def best_at(self, limit: float) -> FrontierStair | None:
         """The best fleet at a limit; None if it is looser than `loosest`, or tighter than every corner."""
         # A rate is tighter when it is higher, other limits when lower. `sign * limit` falls in both cases.
         sign = -1 if self.is_rising else 1
         within = [
-            step
-            for step in self.steps
-            if sign * step.corner <= sign * limit * (1 + sign * ROUNDING)
-            and sign * limit <= sign * step.start * (1 + sign * ROUNDING)
+            stair
+            for stair in self.stairs
+            if sign * stair.corner <= sign * limit * (1 + sign * ROUNDING)
+            and sign * limit <= sign * stair.start * (1 + sign * ROUNDING)
         ]
-        return min(within, key=lambda step: step.value, default=None)
+        return min(within, key=lambda stair: stair.value, default=None)
 
 
 def find_frontier(
@@ -142,45 +143,45 @@ def find_frontier(
     if not 0 < low < high:
         raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
     sign = -1 if walk.is_rising else 1  # `sign * limit` falls as the limit gets tighter, also for rates.
-    # The next plan is made at `limit`, its step begins at `start`, and `beyond` is the first limit beyond all
-    # corners so far.
+    # The next plan is made at `limit`, its stair begins at `start`, and `beyond` is the first limit beyond
+    # all corners so far.
     loosest, tightest = (low, high) if walk.is_rising else (high, low)
     objective = walk.task(loosest).objective
     unit = OBJECTIVE_UNITS[objective]
     limit = start = beyond = loosest
-    steps: list[FrontierStep] = []
+    stairs: list[FrontierStair] = []
     answer: StudyAnswer | None = None
     stride_frac = 0.0  # How far beyond a fleet's last plan the next plan is made, as a share of the limit.
     ended = f"{points} plans were made; allow more --points to see tighter limits"
     for number in range(points):
-        so_far = f"; the last fleet is {show_digits(steps[-1].value, 4)} {unit}" if steps else ""
+        so_far = f"; the last fleet is {show_digits(stairs[-1].value, 4)} {unit}" if stairs else ""
         at_limit = f"{walk.name} {show_digits(limit, 4)} {walk.unit}"
         study.progress(f"plan {number + 1} of at most {points}: {at_limit}{so_far}")
         try:
             answer = study.answer(walk.task(limit), () if answer is None else (answer.fleet,))
         except InfeasibleError as error:
-            if not steps:
+            if not stairs:
                 raise
             if walk.planned_too is not None and limit < walk.planned_too <= high:
                 # The question's own rate draws other requests, which may be easier.
                 limit = start = beyond = walk.planned_too
                 continue
-            ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
+            ended = f"beyond {stairs[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
             break
-        # If this plan is at `planned_too`, inside the last step, only a cheaper fleet begins a step there.
-        if limit == beyond or answer.value < steps[-1].value * (1 - ROUNDING):
+        # If this plan is at `planned_too`, inside the last stair, only a cheaper fleet begins a stair there.
+        if limit == beyond or answer.value < stairs[-1].value * (1 - ROUNDING):
             corner, next_limit = walk.corner(answer, limit, tightest)
-            if steps and limit == beyond and answer.fleet == steps[-1].fleet:
+            if stairs and limit == beyond and answer.fleet == stairs[-1].fleet:
                 stride_frac = min(2 * stride_frac, WIDEST_STRIDE_FRAC)
                 next_limit = _further(next_limit, limit * (1 - sign * stride_frac), tightest, sign)
-            elif not steps or answer.value > steps[-1].value * (1 + ROUNDING):
+            elif not stairs or answer.value > stairs[-1].value * (1 + ROUNDING):
                 stride_frac = FIRST_STRIDE_FRAC / 2  # It is doubled before it is used.
             beyond = min(beyond, next_limit, key=lambda at: sign * at)
-            steps.append(_step_of(answer, _first_start(walk.holds, steps, answer, limit, start), corner))
+            stairs.append(_stair_of(answer, _first_start(walk.holds, stairs, answer, limit, start), corner))
         if walk.planned_too is not None and limit < walk.planned_too < min(beyond, high):
             limit = start = walk.planned_too
             continue
-        limit, start = beyond, min((step.corner for step in steps), key=lambda corner: sign * corner)
+        limit, start = beyond, min((stair.corner for stair in stairs), key=lambda corner: sign * corner)
         if sign * limit < sign * tightest:
             ended = "the range from --from to --to ends here"
             break
@@ -189,7 +190,7 @@ def find_frontier(
         walk.unit,
         objective,
         unit,
-        _steps_of_frontier(steps, sign),
+        _stairs_of_frontier(stairs, sign),
         loosest,
         walk.question_limit,
         walk.is_rising,
@@ -199,20 +200,20 @@ def find_frontier(
 
 def _first_start(
     holds: Callable[[StudyAnswer, float, float], bool],
-    steps: Sequence[FrontierStep],
+    stairs: Sequence[FrontierStair],
     answer: StudyAnswer,
     limit: float,
     start: float,
 ) -> float:
-    """Where the step of a fleet planned at `limit` begins: at `start`, or earlier, where earlier fleets
+    """Where the stair of a fleet planned at `limit` begins: at `start`, or earlier, where earlier fleets
     failed their tests or cost no less and this fleet holds too. Searches need not be exact, so a later plan
     may find a better fleet for the limits of earlier plans.
     """
-    for step in reversed(steps):
-        is_dearer = step.is_passed and answer.value > step.value * (1 + ROUNDING)
-        if is_dearer or not holds(answer, step.start, limit):
+    for stair in reversed(stairs):
+        is_dearer = stair.is_passed and answer.value > stair.value * (1 + ROUNDING)
+        if is_dearer or not holds(answer, stair.start, limit):
             break
-        start = step.start
+        start = stair.start
     return start
 
 
@@ -222,15 +223,15 @@ def _further(limit: float, other: float, tightest: float, sign: int) -> float:
     return min(limit, other, key=lambda at: sign * at)
 
 
-def _step_of(answer: StudyAnswer, start: float, corner: float) -> FrontierStep:
-    """The step of the answer's fleet, from `start` to `corner`."""
+def _stair_of(answer: StudyAnswer, start: float, corner: float) -> FrontierStair:
+    """The stair of the answer's fleet, from `start` to `corner`."""
     level0_search = answer.search_result.level0.search  # `value` is infinite if it has no best fleet.
     level0 = (
         level0_search.value
         if level0_search.best is None
         else objective_paid(answer.problem, level0_search.best)
     )
-    return FrontierStep(
+    return FrontierStair(
         start=start,
         corner=corner,
         value=answer.value,
@@ -243,23 +244,23 @@ def _step_of(answer: StudyAnswer, start: float, corner: float) -> FrontierStep:
     )
 
 
-def _steps_of_frontier(steps: list[FrontierStep], sign: int) -> tuple[FrontierStep, ...]:
-    """The steps whose fleets passed their tests, without the steps that a later step beats: its fleet holds
-    wherever the other fleet does, and costs no more. That happens because searches need not be exact.
+def _stairs_of_frontier(stairs: list[FrontierStair], sign: int) -> tuple[FrontierStair, ...]:
+    """The stairs whose fleets passed their tests, without the stairs that a later stair beats: its fleet
+    holds wherever the other fleet does, and costs no more. That happens because searches need not be exact.
     """
-    passed = [step for step in steps if step.is_passed]
+    passed = [stair for stair in stairs if stair.is_passed]
     if not passed:
         raise OutOfTimeError(
-            f"none of {len(steps)} fleets passed its test in scenarios that the search had not seen; allow "
+            f"none of {len(stairs)} fleets passed its test in scenarios that the search had not seen; allow "
             "more --points, raise --time-limit, or ask with safety: none"
         )
     return tuple(
-        step
-        for k, step in enumerate(passed)
+        stair
+        for k, stair in enumerate(passed)
         if not any(
-            other.value <= step.value * (1 + ROUNDING)
-            and sign * other.start >= sign * step.start
-            and sign * other.corner <= sign * step.corner
+            other.value <= stair.value * (1 + ROUNDING)
+            and sign * other.start >= sign * stair.start
+            and sign * other.corner <= sign * stair.corner
             for other in passed[k + 1 :]
         )
     )
@@ -272,7 +273,7 @@ class _Walk:
     `task(limit)` gives the question with the limit of the axis at this value. `corner(answer, limit,
     tightest)` gives the corner of the fleet planned at `limit`, and the next limit to plan at. `low` and
     `high` bound the range. `holds(answer, start, limit)` says whether the fleet planned at `limit` also holds
-    at every limit from `start` on. At `planned_too`, if there is one, a plan is made even inside a step.
+    at every limit from `start` on. At `planned_too`, if there is one, a plan is made even inside a stair.
     """
 
     name: str
@@ -478,20 +479,20 @@ def frontier_document(frontier: Frontier) -> dict[str, Any]:
         "ended": frontier.ended,
         "steps": [
             {
-                **({"holds_from": step.start} if frontier.is_rising else {}),
-                "holds_to": step.corner,
-                "value": step.value,
-                "fleet": describe_fleet(step.fleet),
-                "cost_usd_per_h": bill_fleet(step.fleet).usd_per_h,
-                "power_w": step.fleet.power_w,
-                "gpus": step.fleet.gpus,
-                "level0": step.level0,
-                "level0_exact": step.is_exact,
-                "level0_exhausted": step.is_exhausted,
+                **({"holds_from": stair.start} if frontier.is_rising else {}),
+                "holds_to": stair.corner,
+                "value": stair.value,
+                "fleet": describe_fleet(stair.fleet),
+                "cost_usd_per_h": bill_fleet(stair.fleet).usd_per_h,
+                "power_w": stair.fleet.power_w,
+                "gpus": stair.fleet.gpus,
+                "level0": stair.level0,
+                "level0_exact": stair.is_exact,
+                "level0_exhausted": stair.is_exhausted,
                 "is_asked": frontier.question_limit is not None
-                and step == frontier.best_at(frontier.question_limit),
-                "answers": [answer_document(answer) for answer in step.answers],
+                and stair == frontier.best_at(frontier.question_limit),
+                "answers": [answer_document(answer) for answer in stair.answers],
             }
-            for step in frontier.steps
+            for stair in frontier.stairs
         ],
     }

@@ -23,8 +23,8 @@ BEYOND_FIRST = 1.05
 def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
     """The four files of NAMES: file name -> content."""
     document, csv_text = frontier_document(frontier), io.StringIO()
-    rows = [_csv_row(step) for step in document["steps"]]
-    # A step without one of the answers has fewer columns, so the header is the union over all rows.
+    rows = [_csv_row(stair) for stair in document["steps"]]
+    # A stair without one of the answers has fewer columns, so the header is the union over all rows.
     columns = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(csv_text, columns, lineterminator="\n")
     writer.writeheader()
@@ -42,15 +42,15 @@ def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
 
 def _html(frontier: Frontier, figure: CaptionedChart) -> str:
     """The page of a frontier, with its chart and table."""
-    steps = frontier_table(frontier)
-    values = [step.value for step in frontier.steps]
+    stairs = frontier_table(frontier)
+    values = [stair.value for stair in frontier.stairs]
     title = f"What {frontier.axis} costs: {min(values):.6g} to {max(values):.6g} {frontier.objective_unit}"
-    cells = [list(step.values()) for step in steps]
+    cells = [list(stair.values()) for stair in stairs]
     body = (
-        f"<header><p class=eyebrow>Frontier of {len(steps)} fleets</p><h1>{escape(title)}</h1>"
+        f"<header><p class=eyebrow>Frontier of {len(stairs)} fleets</p><h1>{escape(title)}</h1>"
         f"<p class=lead>{escape(question_line(frontier))}.</p></header>"
         + chart_html(figure, wide=True)
-        + section_html("Fleet by fleet", table_html(list(steps[0]), cells, caption="Frontier", numeric=(1,)))
+        + section_html("Fleet by fleet", table_html(list(stairs[0]), cells, caption="Frontier", numeric=(1,)))
         + f"<p class=note>The staircase ends: {escape(frontier.ended)}.</p>"
     )
     return page_html(
@@ -60,28 +60,28 @@ def _html(frontier: Frontier, figure: CaptionedChart) -> str:
 
 def draw_frontier(frontier: Frontier) -> Any:
     """The frontier as an Altair chart, with a circle at the question's limit."""
-    question_step = None if frontier.question_limit is None else frontier.best_at(frontier.question_limit)
+    question_stair = None if frontier.question_limit is None else frontier.best_at(frontier.question_limit)
     return charts.staircase_chart(
-        [step.corner for step in frontier.steps],
-        [step.value for step in frontier.steps],
-        [f"{step.fleet.gpus} GPUs" for step in frontier.steps],
+        [stair.corner for stair in frontier.stairs],
+        [stair.value for stair in frontier.stairs],
+        [f"{stair.fleet.gpus} GPUs" for stair in frontier.stairs],
         (f"{frontier.axis} [{frontier.unit}]", f"{frontier.objective} [{frontier.objective_unit}]"),
         starts=_level_starts(frontier),
         requested=None
-        if question_step is None or frontier.question_limit is None
-        else (frontier.question_limit, question_step.value),
+        if question_stair is None or frontier.question_limit is None
+        else (frontier.question_limit, question_stair.value),
     )
 
 
 def _level_starts(frontier: Frontier) -> list[float]:
-    """Where the level line of each step begins. On the axis of rates that is where its fleet begins to hold.
-    On any other axis it is the corner of the step before, where that step's cheaper fleet stops holding.
+    """Where the level line of each stair begins. On the axis of rates that is where its fleet begins to hold.
+    On any other axis it is the corner of the stair before, where that stair's cheaper fleet stops holding.
     """
     if frontier.is_rising:
-        return [step.start for step in frontier.steps]
-    first_corner = frontier.steps[0].corner
+        return [stair.start for stair in frontier.stairs]
+    first_corner = frontier.stairs[0].corner
     loosest = frontier.loosest if math.isfinite(frontier.loosest) else BEYOND_FIRST * first_corner
-    return [loosest, *(step.corner for step in frontier.steps[:-1])]
+    return [loosest, *(stair.corner for stair in frontier.stairs[:-1])]
 
 
 def _limit_text(frontier: Frontier, limit: float) -> str:
@@ -113,24 +113,24 @@ def ended_line(frontier: Frontier) -> str:
     return f"the staircase ends: {frontier.ended}"
 
 
-def _csv_row(step: dict[str, Any]) -> dict[str, Any]:
-    """A line of pareto.csv from a step of pareto.json. Each of the three answers has columns such as
+def _csv_row(stair: dict[str, Any]) -> dict[str, Any]:
+    """A line of pareto.csv from a stair of pareto.json. Each of the three answers has columns such as
     "on_paper_value".
     """
-    row = {key: value for key, value in step.items() if key != "answers"}
-    for answer in step["answers"]:
+    row = {key: value for key, value in stair.items() if key != "answers"}
+    for answer in stair["answers"]:
         name = answer["name"].replace("-", "_")
         row |= {f"{name}_{key}": answer[key] for key in ("value", "kept", "scenario_count")}
     return row
 
 
-def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
-    """The cost of the cheapest fleet on paper, and in how many scenarios it and the step's fleet keep the
+def _answer_cells(stair: dict[str, Any]) -> dict[str, str]:
+    """The cost of the cheapest fleet on paper, and in how many scenarios it and the stair's fleet keep the
     SLO.
 
     A question without safety has neither answer, and then no such cells.
     """
-    answers = {answer["name"]: answer for answer in step["answers"]}
+    answers = {answer["name"]: answer for answer in stair["answers"]}
     if not {"on-paper", "production"} <= answers.keys():
         return {}
     paper, production = answers["on-paper"], answers["production"]
@@ -145,23 +145,25 @@ def frontier_table(frontier: Frontier, *, with_proof: bool = True) -> list[dict[
     """The rows of the table, one per fleet, with every value as text. For a terminal, which is too narrow,
     the column `with_proof` is left out: the value with one type per pool, and how far it is proved.
     """
-    steps = frontier_document(frontier)["steps"]
-    has_asked = any(step["is_asked"] for step in steps)
+    stairs = frontier_document(frontier)["steps"]
+    has_asked = any(stair["is_asked"] for stair in stairs)
     return [
         {
-            **({"rate, holds from": _limit_text(frontier, step["holds_from"])} if frontier.is_rising else {}),
-            f"{frontier.axis}, holds to": _limit_text(frontier, step["holds_to"]),
-            frontier.objective_unit: f"{step['value']:.6g}",
-            "fleet": step["fleet"],
-            **_answer_cells(step),
-            **({"on paper, one type per pool": _level0_text(step)} if with_proof else {}),
-            **({"at the limit of slo.yaml": "*" if step["is_asked"] else ""} if has_asked else {}),
+            **(
+                {"rate, holds from": _limit_text(frontier, stair["holds_from"])} if frontier.is_rising else {}
+            ),
+            f"{frontier.axis}, holds to": _limit_text(frontier, stair["holds_to"]),
+            frontier.objective_unit: f"{stair['value']:.6g}",
+            "fleet": stair["fleet"],
+            **_answer_cells(stair),
+            **({"on paper, one type per pool": _level0_text(stair)} if with_proof else {}),
+            **({"at the limit of slo.yaml": "*" if stair["is_asked"] else ""} if has_asked else {}),
         }
-        for step in steps
+        for stair in stairs
     ]
 
 
-def _level0_text(step: dict[str, Any]) -> str:
-    """The objective of level 0's answer at a step, and how far it is proved."""
-    proof = level0_proof(is_exact=step["level0_exact"], is_exhausted=step["level0_exhausted"])
-    return f"{step['level0']:.6g}, {proof}"
+def _level0_text(stair: dict[str, Any]) -> str:
+    """The objective of level 0's answer at a stair, and how far it is proved."""
+    proof = level0_proof(is_exact=stair["level0_exact"], is_exhausted=stair["level0_exhausted"])
+    return f"{stair['level0']:.6g}, {proof}"

@@ -64,7 +64,7 @@ class TierSizes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TierAnswer:
+class TierChoice:
     """The cheapest fleet found with tiers of these sizes; None if none keeps the SLO.
 
     `usd_per_h` is the cost of GPUs and tiers, infinite without a fleet, and `tiers_usd_per_h` that of the
@@ -103,14 +103,14 @@ class TierStudy:
     tier.
     """
 
-    answers: tuple[TierAnswer, ...]
-    best: TierAnswer
+    choices: tuple[TierChoice, ...]
+    best: TierChoice
     break_even: tuple[BreakEven, ...]
 
     @property
-    def without(self) -> TierAnswer:
+    def without(self) -> TierChoice:
         """The answer without KV tiers, which is the first that `search_sizes` computes."""
-        return self.answers[0]
+        return self.choices[0]
 
 
 def to_offload(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> KvOffload | None:
@@ -163,20 +163,20 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
     _refuse_beside_tiers(task, llm)
     # TP 1 and 2 are the smallest degrees: if their workers share no KV blocks, no two degrees do.
     grid = tier_grid(tiers, may_share=is_common(llm, (1, 2)))
-    work_s = study.work_limit_s / max(grid.most_answers, 1)
-    answers: dict[TierSizes, TierAnswer] = {}
+    work_s = study.work_limit_s / max(grid.most_choices, 1)
+    choices: dict[TierSizes, TierChoice] = {}
 
-    def answer(sizes: TierSizes) -> TierAnswer:
+    def answer(sizes: TierSizes) -> TierChoice:
         """The answer with tiers of these sizes, which is searched for only once."""
-        if sizes not in answers:
+        if sizes not in choices:
             study.progress(f"KV tiers: {show_sizes(sizes)}")
-            answers[sizes] = _answer_with_tiers(study, task, sizes, tiers, work_s)
-        return answers[sizes]
+            choices[sizes] = _choose_with_tiers(study, task, sizes, tiers, work_s)
+        return choices[sizes]
 
     with time_limit(study.left_s):
         best = search_sizes(grid, answer)
     if best.fleet is None:
-        is_proved = all(row.is_exhausted for row in answers.values())
+        is_proved = all(row.is_exhausted for row in choices.values())
         raise InfeasibleError(
             "no fleet keeps the SLO with any of the KV tiers; `plan` says which limit binds"
             if is_proved
@@ -187,7 +187,7 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
             is_proved=is_proved,
         )
     types = [pool.type for pool in best.fleet.running_pools if pool.role != "decode"]
-    return TierStudy(tuple(answers.values()), best, tuple(_break_evens(llm, types, tiers)))
+    return TierStudy(tuple(choices.values()), best, tuple(_break_evens(llm, types, tiers)))
 
 
 def _refuse_beside_tiers(task: PlanQuestion, llm: Llm) -> None:
@@ -214,7 +214,7 @@ class TierGrid:
     memory_start: int
 
     @property
-    def most_answers(self) -> int:
+    def most_choices(self) -> int:
         """About how many choices `search_sizes` searches. It moves memory to one side of the start only, so
         half of its sizes are counted.
         """
@@ -243,7 +243,7 @@ def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
     return TierGrid(memory, sizes("disk", DISK_STEPS), stores, memory_start)
 
 
-def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierAnswer]) -> TierAnswer:
+def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierChoice]) -> TierChoice:
     """The best answer of the choices that are searched.
 
     The choice without tiers comes first, then memory as it comes with a node, then stores. Memory and disk
@@ -273,7 +273,7 @@ def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierAnswer]) -> T
     return best
 
 
-def _is_better(one: TierAnswer, other: TierAnswer) -> bool:
+def _is_better(one: TierChoice, other: TierChoice) -> bool:
     """Whether `one` is cheaper, or as cheap with less memory."""
     if math.isinf(one.usd_per_h) and math.isinf(other.usd_per_h):
         return False  # Neither has a fleet.
@@ -282,9 +282,9 @@ def _is_better(one: TierAnswer, other: TierAnswer) -> bool:
     return one.usd_per_h < other.usd_per_h
 
 
-def _answer_with_tiers(
+def _choose_with_tiers(
     study: Study, task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier], work_s: float
-) -> TierAnswer:
+) -> TierChoice:
     """The cheapest fleet on paper with these tiers. The search for it may take `work_s` on its own clock.
 
     A limit on cost is of GPUs and tiers together.
@@ -292,12 +292,12 @@ def _answer_with_tiers(
     task, store_cost_usd_per_h = with_tiers(task, sizes, tiers), store_usd_per_h(sizes, tiers)
     if (limit_usd_per_h := task.cost_limit_usd_per_h) is not None:
         if limit_usd_per_h <= store_cost_usd_per_h:
-            return TierAnswer(sizes, usd_per_h=math.inf, tiers_usd_per_h=0.0)
+            return TierChoice(sizes, usd_per_h=math.inf, tiers_usd_per_h=0.0)
         task = replace(task, cost_limit_usd_per_h=limit_usd_per_h - store_cost_usd_per_h)
     try:
         problem, fleet_search = study.find_paper_fleet(task, work_s)
     except InfeasibleError as error:
-        return TierAnswer(sizes, usd_per_h=math.inf, tiers_usd_per_h=0.0, is_exhausted=error.is_proved)
+        return TierChoice(sizes, usd_per_h=math.inf, tiers_usd_per_h=0.0, is_exhausted=error.is_proved)
     fleet = problem.oracle.fleet(fleet_search.best)
     simulation = simulate(fleet, problem.trace)
     usd_per_h = objective_paid(problem, fleet_search.best) + store_cost_usd_per_h
@@ -306,7 +306,7 @@ def _answer_with_tiers(
         (_without_tiers(pool.type, gpu_usd_per_h(sizes, tiers)), pool.count) for pool in fleet.running_pools
     )
     gpu_hit_frac, memory_hit_frac, disk_hit_frac = hit_fracs(simulation)
-    return TierAnswer(
+    return TierChoice(
         sizes=sizes,
         usd_per_h=usd_per_h,
         tiers_usd_per_h=usd_per_h - bare_usd_per_h,

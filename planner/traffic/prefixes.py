@@ -36,7 +36,7 @@ GAP_PERCENTILES = (10, 50, 90, 99)  # PrefixSummary has these percentiles of the
 WINDOW_S = 180.0  # The working set is counted in windows of this length.
 # `alike_tokens_frac` reads at most this many block ids, which takes a second and is enough for a share.
 MOST_IDS_READ = 5_000_000
-MOST_KEPT_IDS = 100_000_000  # The nodes of this many block ids are cached in memory, which takes 0.4 GB.
+MOST_CACHED_IDS = 100_000_000  # The nodes of this many block ids are cached in memory, which takes 0.4 GB.
 ROUND_ROBIN_WORKERS = (4, 8, 16)  # The numbers of workers for which hits under blind routing are shown.
 # The sizes of caches, in tokens, at which the curve of hits is shown.
 CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
@@ -166,7 +166,7 @@ def no_block_uses(requests: int) -> Blocks:
 
 
 # Every simulation with prefix caches needs the nodes of its traffic, so the nodes of the latest traces are
-# cached, up to MOST_KEPT_IDS, as long as the traces are in memory.
+# cached, up to MOST_CACHED_IDS, as long as the traces are in memory.
 _cached_nodes: weakref.WeakKeyDictionary[Trace, tuple[Int32Array, Int32Array]] = weakref.WeakKeyDictionary()
 _cache_lock = threading.Lock()
 
@@ -181,7 +181,7 @@ def _nodes_of(trace: Trace) -> tuple[Int32Array, Int32Array]:
             _cached_nodes[trace] = nodes
             cached_ids = sum(len(node) for node, _ in _cached_nodes.values())
             for oldest in list(_cached_nodes):
-                if cached_ids <= MOST_KEPT_IDS:
+                if cached_ids <= MOST_CACHED_IDS:
                     break
                 cached_ids -= len(_cached_nodes.pop(oldest)[0])
     return nodes

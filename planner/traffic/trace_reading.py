@@ -44,7 +44,7 @@ _BLOCK_BYTES = 16 * 2**20  # Lines of a JSONL file are read and checked in block
 # Lines are limited in length, unless a file begins like this: then each line may be a whole document.
 LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
 SESSION_ENDINGS = (".json", ".jsonl")  # The endings of files of sessions in a folder, before a .gz.
-LEAST_KEPT_BYTES = 32 * 2**20  # Smaller files are not cached: to parse them takes a second or two.
+LEAST_CACHED_BYTES = 32 * 2**20  # Smaller files are not cached: to parse them takes a second or two.
 _ReadOptions = tuple[bool, str | None]  # `drop_invalid`, and the zone of dates that name none.
 # Fields of Trace that are cached: as JSON, and as arrays.
 _DESCRIPTION = ("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s")
@@ -327,7 +327,7 @@ def _ids_of_value(value: object) -> list[int] | None:
 def read_once(path: Path, read: Callable[[], Trace], options: _ReadOptions) -> Trace:
     """The cached trace of a file, or the one that `read` makes of it; that of a large file is then cached."""
     try:
-        if not path.is_file() or path.stat().st_size < LEAST_KEPT_BYTES:
+        if not path.is_file() or path.stat().st_size < LEAST_CACHED_BYTES:
             return read()
         name = _cache_name(path, options)
     except OSError:  # The reader has a message of its own for such a file.
@@ -340,7 +340,7 @@ def read_once(path: Path, read: Callable[[], Trace], options: _ReadOptions) -> T
     columns = {key: getattr(trace, key) for key in _COLUMNS}
     # A column with a stride of 0 is one value for all requests, which a trace has by default.
     arrays = {key: array for key, array in columns.items() if array is not None and array.strides != (0,)}
-    column_files.keep_columns(name, arrays, {key: getattr(trace, key) for key in _DESCRIPTION})
+    column_files.cache_columns(name, arrays, {key: getattr(trace, key) for key in _DESCRIPTION})
     # The same trace, with columns that are mapped from the cache's file instead of held in memory.
     cached = _cached_trace(name)
     return trace if cached is None else cached
@@ -363,7 +363,7 @@ def _reader_digest() -> str:
 
 def _cached_trace(name: str) -> Trace | None:
     """The trace that is cached under this name; None if there is none, or it cannot be used."""
-    cached = column_files.read_kept_columns(name)
+    cached = column_files.read_cached_columns(name)
     if cached is None:
         return None
     arrays, description = cached

@@ -49,7 +49,7 @@ from planner.runtime.own_clock import compare_undisturbed, stolen_frac
 from planner.runtime.replanned import find_fewest_workers, replan
 from planner.runtime.step_fits import compare_steps, correct_fits, fleet_as_run, with_corrections
 from planner.runtime.step_log import StepLog
-from planner.runtime.validate import engine_commands, slice_of, validate
+from planner.runtime.validate import engine_commands, slice_plan, validate
 from planner.runtime.validation_document import reader_notes
 from planner.simulator import judge_slo, simulate
 from planner.traffic.sessions import with_nominal_arrivals
@@ -538,7 +538,7 @@ def test_a_slice_has_the_requests_of_its_workers() -> None:
     """Round robin over two and three workers: the first of each pool serves every fifth request."""
     fleet = fleet_of(("a", "mixed", 2), ("b", "mixed", 3), policies=Policies(routing="round-robin"))
     trace = random_trace(100, 20.0)
-    one, part, note = slice_of(fleet, trace)
+    one, part, note = slice_plan(fleet, trace)
     assert [pool.count for pool in one.pools] == [1, 1]
     everyone = np.arange(100) % 5
     assert part.arrival_s.tolist() == trace.arrival_s[(everyone == 0) | (everyone == 2)].tolist()
@@ -550,7 +550,7 @@ def test_a_slice_of_pairs_carries_what_its_narrower_half_does() -> None:
     policies = Policies(decode_routing="round-robin")
     fleet = fleet_of(("p", "prefill", 1), ("d", "decode", 3), policies=policies)
     trace = Trace("even", np.arange(90.0), np.full(90, 20), np.full(90, 3))
-    one, part, note = slice_of(fleet, trace)
+    one, part, note = slice_plan(fleet, trace)
     assert [pool.count for pool in one.pools] == [1, 1] and len(part) == 30
     assert "prefill worker 90 and its decode worker 30" in note
 

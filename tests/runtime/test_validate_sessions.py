@@ -29,7 +29,7 @@ from planner.runtime.measured_against_simulated import (
     session_times_s,
 )
 from planner.runtime.router import RouterSettings
-from planner.runtime.validate import slice_of, validate
+from planner.runtime.validate import slice_plan, validate
 from planner.simulator import simulate
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
@@ -200,7 +200,7 @@ def test_a_slice_has_whole_sessions() -> None:
     requests: whole sessions with as many tokens, to half a session, each with a turn that goes there."""
     fleet = fleet_of(("w", "mixed", 4), policies=Policies(routing="round-robin"))
     trace = turns(40, 3, think_s=0.25, every_s=0.5)
-    one, part, note = slice_of(fleet, trace)
+    one, part, note = slice_plan(fleet, trace)
     is_first = simulate(fleet, trace).prefill_worker == 0
     tokens = int((trace.input_tokens + trace.output_tokens)[is_first].sum())
     assert one.workers == 1 and is_first.sum() == 30

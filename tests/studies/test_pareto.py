@@ -23,7 +23,7 @@ from planner.documents.slo import parse_slo
 from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.search.problem.bill import bill_fleet
 from planner.studies import pareto_frontier
-from planner.studies.pareto_frontier import Frontier, FrontierStep, find_frontier, frontier_document
+from planner.studies.pareto_frontier import Frontier, FrontierStair, find_frontier, frontier_document
 from planner.studies.pareto_page import frontier_table, render_frontier
 from planner.studies.what_if import Study, find_keeping_policies, workers_in_question
 
@@ -44,32 +44,32 @@ def over_ttft(study: Study) -> Frontier:
 def test_between_two_corners_no_plan_is_cheaper(study: Study) -> None:
     """Plans from scratch on a grid that the staircase never saw cost what it says."""
     over_ttft = find_frontier(study, question(), "ttft", first=0.3, last=3.0, points=20)
-    assert len(over_ttft.steps) >= 2 and all(step.is_exact for step in over_ttft.steps)
+    assert len(over_ttft.stairs) >= 2 and all(stair.is_exact for stair in over_ttft.stairs)
     fresh = Study(traffic(requests=300), CATALOG)
     for limit_s in (0.33, 0.5, 0.77, 1.0, 1.4, 2.9):
         slo = parse_slo({"ttft": {"p90": f"{limit_s!r} s"}, "tbt": {"p99": "80 ms"}}, where="")
-        step = over_ttft.best_at(limit_s)
+        stair = over_ttft.best_at(limit_s)
         try:
             value = fresh.answer(replace(question(), slo=slo)).value
         except InfeasibleError:
-            assert step is None
+            assert stair is None
             continue
-        assert step is not None and step.value == pytest.approx(value), limit_s
+        assert stair is not None and stair.value == pytest.approx(value), limit_s
 
 
 @pytest.mark.slow
 def test_a_fleet_holds_at_its_corner_and_not_beyond(study: Study, over_ttft: Frontier) -> None:
-    for step in over_ttft.steps:
-        for limit_s, is_held in ((step.corner, True), (step.corner * (1 - 3e-6), False)):
+    for stair in over_ttft.stairs:
+        for limit_s, is_held in ((stair.corner, True), (stair.corner * (1 - 3e-6), False)):
             slo = parse_slo({"ttft": {"p90": f"{limit_s!r} s"}, "tbt": {"p99": "80 ms"}}, where="")
             problem = study.problem_of(replace(question(), slo=slo))
-            fleet = workers_in_question(problem, step.fleet)
+            fleet = workers_in_question(problem, stair.fleet)
             assert fleet is not None and (find_keeping_policies(problem, fleet) is not None) == is_held
 
 
 @pytest.mark.long
 def test_values_rise_as_limits_tighten(over_ttft: Frontier) -> None:
-    corners, values = zip(*((step.corner, step.value) for step in over_ttft.steps), strict=True)
+    corners, values = zip(*((stair.corner, stair.value) for stair in over_ttft.stairs), strict=True)
     assert list(corners) == sorted(corners, reverse=True) and list(values) == sorted(values)
     assert len(set(values)) == len(values)
     assert (
@@ -84,19 +84,21 @@ def test_power_is_walked_down_to_where_nothing_holds(study: Study) -> None:
     """A plan under each fleet's own Watts finds no cheaper one; below the last, none."""
     found = find_frontier(study, question(), "power", points=20)
     assert "no fleet holds (power binds)" in found.ended
-    for step in found.steps:
-        assert step.corner == step.fleet.power_w
-        assert study.answer(replace(question(), power_limit_w=step.corner)).value == pytest.approx(step.value)
+    for stair in found.stairs:
+        assert stair.corner == stair.fleet.power_w
+        assert study.answer(replace(question(), power_limit_w=stair.corner)).value == pytest.approx(
+            stair.value
+        )
     with pytest.raises(InfeasibleError):
-        study.answer(replace(question(), power_limit_w=found.steps[-1].corner * 0.999))
+        study.answer(replace(question(), power_limit_w=found.stairs[-1].corner * 0.999))
 
 
 @pytest.mark.slow
 def test_over_cost_the_objective_is_power(study: Study) -> None:
     found = find_frontier(study, question(), "cost", points=20)
     assert (found.objective, found.objective_unit) == ("power", "W")
-    assert bill_fleet(found.steps[-1].fleet).usd_per_h == pytest.approx(study.answer(question()).value)
-    assert [step.value for step in found.steps] == [step.fleet.power_w for step in found.steps]
+    assert bill_fleet(found.stairs[-1].fleet).usd_per_h == pytest.approx(study.answer(question()).value)
+    assert [stair.value for stair in found.stairs] == [stair.fleet.power_w for stair in found.stairs]
 
 
 def test_a_rate_below_the_corner_that_fails_moves_the_corner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +119,11 @@ def test_a_rate_below_the_corner_that_fails_moves_the_corner(monkeypatch: pytest
 @pytest.mark.long
 def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -> None:
     found = find_frontier(study, question(), "rate", first=6.0, last=10.0, points=20)
-    assert [step.corner for step in found.steps] == sorted(step.corner for step in found.steps)
-    assert [step.value for step in found.steps] == sorted(step.value for step in found.steps)
-    for step in found.steps:
-        problem = study.problem_of(replace(question(), rate_rps=step.corner))
-        fleet = workers_in_question(problem, step.fleet)
+    assert [stair.corner for stair in found.stairs] == sorted(stair.corner for stair in found.stairs)
+    assert [stair.value for stair in found.stairs] == sorted(stair.value for stair in found.stairs)
+    for stair in found.stairs:
+        problem = study.problem_of(replace(question(), rate_rps=stair.corner))
+        fleet = workers_in_question(problem, stair.fleet)
         assert fleet is not None and find_keeping_policies(problem, fleet) is not None
     at = found.best_at(9.0)  # at 9.4 and 10.05 the cheapest of 10 fails: what is drawn there is harder
     assert at is not None
@@ -131,19 +133,19 @@ def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -
 @pytest.mark.slow
 def test_with_safety_each_step_has_the_three_answers(study: Study) -> None:
     found = find_frontier(study, replace(question(), safety=Safety()), "ttft", first=1.9, last=2.0, points=1)
-    (step,), (row,) = frontier_document(found)["steps"], frontier_table(found)
-    paper, made, lossy = step["answers"]
+    (stair,), (row,) = frontier_document(found)["steps"], frontier_table(found)
+    paper, made, lossy = stair["answers"]
     assert [paper["name"], made["name"], lossy["name"]] == ["on-paper", "production", "with-a-loss"]
-    assert made["value"] == step["value"] >= paper["value"]
+    assert made["value"] == stair["value"] >= paper["value"]
     assert (
         row["kept in scenarios"] == f"{made['kept']} of {made['scenario_count']}"
         and made["scenario_count"] >= 20
     )
     line = next(csv.DictReader(str(render_frontier(found)["pareto.csv"]).splitlines()))
     assert float(line["on_paper_value"]) == paper["value"] and "answers" not in line
-    first = replace(found.steps[0], answers=found.steps[0].answers[:2])  # where the time was over
+    first = replace(found.stairs[0], answers=found.stairs[0].answers[:2])  # where the time was over
     lines = csv.DictReader(
-        str(render_frontier(replace(found, steps=(first, *found.steps)))["pareto.csv"]).splitlines()
+        str(render_frontier(replace(found, stairs=(first, *found.stairs)))["pareto.csv"]).splitlines()
     )
     assert [line["with_a_loss_value"] for line in lines] == ["", line["with_a_loss_value"]]
 
@@ -157,8 +159,8 @@ def test_corners_that_creep_do_not_use_up_the_plans(monkeypatch: pytest.MonkeyPa
         name, value = ("small", 1.0) if task.limit_s > 0.8 else ("large", 2.0)
         return SimpleNamespace(fleet=name, value=value, is_passed=True)
 
-    def step_of(found: SimpleNamespace, start: float, corner: float) -> FrontierStep:
-        return FrontierStep(start, corner, found.value, found.fleet, True, True, found.value)
+    def stair_of(found: SimpleNamespace, start: float, corner: float) -> FrontierStair:
+        return FrontierStair(start, corner, found.value, found.fleet, True, True, found.value)
 
     walk = SimpleNamespace(name="ttft p95", unit="s", question_limit=1.0, low=0.5, high=1.0)
     walk.is_rising, walk.planned_too = False, None
@@ -166,11 +168,11 @@ def test_corners_that_creep_do_not_use_up_the_plans(monkeypatch: pytest.MonkeyPa
     walk.corner = lambda found, limit_s, _: (limit_s, limit_s * 0.999)
     walk.holds = lambda *_: True
     monkeypatch.setattr(pareto_frontier, "_axis_walk", lambda *_: walk)
-    monkeypatch.setattr(pareto_frontier, "_step_of", step_of)
+    monkeypatch.setattr(pareto_frontier, "_stair_of", stair_of)
     study = SimpleNamespace(progress=lambda _: None, answer=answer)
     found = find_frontier(study, SimpleNamespace(), "ttft")  # type: ignore[arg-type]
-    assert [step.value for step in found.steps] == [1.0, 2.0]
-    assert 0.8 < found.steps[0].corner <= 0.8 / 0.95 and found.steps[1].corner <= 0.8
+    assert [stair.value for stair in found.stairs] == [1.0, 2.0]
+    assert 0.8 < found.stairs[0].corner <= 0.8 / 0.95 and found.stairs[1].corner <= 0.8
 
 
 def test_a_fleet_that_failed_its_test_is_on_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,8 +187,8 @@ def test_a_fleet_that_failed_its_test_is_on_no_step(monkeypatch: pytest.MonkeyPa
         is_small = task.limit_s > least_s
         return SimpleNamespace(fleet=is_small, value=1.0 if is_small else 2.0, is_passed=not is_small)
 
-    def step_of(found: SimpleNamespace, start: float, corner: float) -> FrontierStep:
-        return FrontierStep(
+    def stair_of(found: SimpleNamespace, start: float, corner: float) -> FrontierStair:
+        return FrontierStair(
             start, corner, found.value, found.fleet, True, True, found.value, is_passed=found.is_passed
         )
 
@@ -195,11 +197,11 @@ def test_a_fleet_that_failed_its_test_is_on_no_step(monkeypatch: pytest.MonkeyPa
     walk.task = lambda limit_s: SimpleNamespace(objective="cost", limit_s=limit_s)
     walk.corner, walk.holds = corner_of, lambda *_: True
     monkeypatch.setattr(pareto_frontier, "_axis_walk", lambda *_: walk)
-    monkeypatch.setattr(pareto_frontier, "_step_of", step_of)
+    monkeypatch.setattr(pareto_frontier, "_stair_of", stair_of)
     study = SimpleNamespace(progress=lambda _: None, answer=answer)
     least_s = 0.8
     found = find_frontier(study, SimpleNamespace(), "ttft")  # type: ignore[arg-type]
-    assert {step.value for step in found.steps} == {2.0} and found.steps[0].start == 1.0
+    assert {stair.value for stair in found.stairs} == {2.0} and found.stairs[0].start == 1.0
     least_s = 0.0
     with pytest.raises(OutOfTimeError, match="fleets passed its test"):
         find_frontier(study, SimpleNamespace(), "ttft")  # type: ignore[arg-type]
@@ -207,7 +209,7 @@ def test_a_fleet_that_failed_its_test_is_on_no_step(monkeypatch: pytest.MonkeyPa
 
 def test_too_few_points_are_said(study: Study) -> None:
     found = find_frontier(study, question(), "ttft", first=0.3, last=3.0, points=1)
-    assert len(found.steps) == 1 and "--points" in found.ended
+    assert len(found.stairs) == 1 and "--points" in found.ended
 
 
 @pytest.mark.parametrize(
@@ -246,9 +248,9 @@ def test_the_command_writes_table_numbers_and_picture(tmp_path: Path) -> None:
     assert "the staircase ends" in said.stdout
     document = json.loads((out / "pareto.json").read_text())
     table = list(csv.DictReader((out / "pareto.csv").read_text().splitlines()))
-    assert [float(row["value"]) for row in table] == [step["value"] for step in document["steps"]]
+    assert [float(row["value"]) for row in table] == [stair["value"] for stair in document["steps"]]
     assert (out / "pareto.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "pareto.html").read_text()
-    for step in document["steps"]:
-        assert f">{escape(step['fleet'])}</td>" in page
+    for stair in document["steps"]:
+        assert f">{escape(stair['fleet'])}</td>" in page
     assert page.count("<div class=still") == 1

@@ -21,7 +21,7 @@ from planner.errors import CatalogError, InfeasibleError, InputError
 from planner.search.problem.bill import bill_fleet
 from planner.studies import tier_study
 from planner.studies.tier_study import (
-    TierAnswer,
+    TierChoice,
     TierSizes,
     TierStudy,
     break_even_tokens,
@@ -89,7 +89,7 @@ def test_idle_gpus_of_whole_nodes_pay_for_their_memory() -> None:
     asked = question(
         fleet={"gpus": ["l40s-48g"], "max_num_batched_tokens": [2048], "sold_as": {"l40s-48g": "node"}}
     )
-    found = tier_study._answer_with_tiers(study, asked, TierSizes(24e9), TIERS, 60.0)
+    found = tier_study._choose_with_tiers(study, asked, TierSizes(24e9), TIERS, 60.0)
     assert found.fleet is not None and found.fleet.gpus < 8
     assert found.tiers_usd_per_h == pytest.approx(8 * 480 / 730)
 
@@ -123,7 +123,7 @@ def test_what_is_not_simulated_with_tiers_is_refused() -> None:
 
 
 def test_the_best_tiers_are_said_in_words() -> None:
-    none, some_tier = TierAnswer(TierSizes(), 4.0, 0.0), TierAnswer(TierSizes(16e9), 3.0, 0.1)
+    none, some_tier = TierChoice(TierSizes(), 4.0, 0.0), TierChoice(TierSizes(16e9), 3.0, 0.1)
     assert best_line(TierStudy((none,), none, ())).startswith("Best: no tier, 4.00 USD/h")
     assert best_line(TierStudy((none, some_tier), some_tier, ())) == (
         "Best: 16 GB of memory per GPU, 3.00 USD/h, 25 % less than without tiers"
@@ -145,7 +145,7 @@ def test_idle_gpus_of_a_node_are_paid_with_their_memory() -> None:
     """One of 8 GPUs is in use: the price had all of them, the share of the tiers one, and nothing said so."""
     node = {"gpus": ["h100-80g"], "sold_as": {"h100-80g": "node"}, "max_num_batched_tokens": [2048]}
     study = Study(documents(0), CATALOG, time_limit_s=600)
-    answer = tier_study._answer_with_tiers(study, question(fleet=node), TierSizes(24e9), TIERS, 10.0)
+    answer = tier_study._choose_with_tiers(study, question(fleet=node), TierSizes(24e9), TIERS, 10.0)
     assert answer.fleet is not None and (answer.fleet.gpus, answer.idle_gpus) == (1, 7)
     assert answer.tiers_usd_per_h == pytest.approx(8 * 480 / 730)
     assert answer.usd_per_h == pytest.approx(bill_fleet(answer.fleet).usd_per_h)
@@ -159,7 +159,7 @@ def test_the_choice_is_the_best_of_all_sizes_and_never_dearer_than_none(seed: in
     found = choose_tiers(study, question(), TIERS)
     grid = tier_grid(TIERS, may_share=False)
     everything = [
-        tier_study._answer_with_tiers(study, question(), TierSizes(memory, disk), TIERS, 60.0)
+        tier_study._choose_with_tiers(study, question(), TierSizes(memory, disk), TIERS, 60.0)
         for memory, disk in itertools.product(grid.memory_bytes, grid.disk_bytes)
     ]
     assert found.best.usd_per_h <= found.without.usd_per_h
@@ -171,10 +171,10 @@ def test_sizes_are_searched_one_tier_at_a_time() -> None:
     grid = tier_grid(TIERS, may_share=True)
     asked = []
 
-    def answer(sizes: TierSizes) -> tier_study.TierAnswer:
+    def answer(sizes: TierSizes) -> tier_study.TierChoice:
         asked.append(sizes)
         cost = 10 + abs(sizes.memory_bytes - 16e9) / 1e9 + abs(sizes.disk_bytes - 50e9) / 1e10
-        return tier_study.TierAnswer(sizes, cost + sizes.store_bytes, 0.0)
+        return tier_study.TierChoice(sizes, cost + sizes.store_bytes, 0.0)
 
     assert tier_study.search_sizes(grid, answer).sizes == TierSizes(16e9, 50e9)
     assert replace(asked[0]) == TierSizes()

@@ -49,7 +49,7 @@ LEAST_SEARCH_REQUESTS = 3_000_000
 MOST_SEARCH_REQUESTS = 8_000_000
 # Gains are divided by the price of the added workers, but at least by this (in the objective's unit), so that
 # workers on owned GPUs, which are free, come before all others.
-LEAST_PRICE_STEP = 1e-9
+LEAST_PRICE_RISE = 1e-9
 # If the grown fleet costs more than this many times its price on paper, fleets of other designs grow too: the
 # search goes up from the price on paper, and often runs out of time far below the grown price. Llama-3.1-70B
 # at 30 requests/s on B300 or B200 cost 191.36 USD/h (twice its price on paper), and 167.76 on B300 alone.
@@ -220,12 +220,12 @@ def grow_until_kept(
     scenarios than it may, and the problem with the hardest scenarios first.
 
     The fleet is None if it would exceed the limits, need over MOST_GROWTH times as many workers, or have an
-    objective above `most_value`, or if the time is over. Each step adds twice as many workers as the step
+    objective above `most_value`, or if the time is over. Each round adds twice as many workers as the round
     before (`_more_workers`). They join the pool where they gain the most kept scenarios for their price, or
     all pools if no pool gains any. Pools of `unused_owned` GPUs may be added, with at most the given counts.
     """
     oracle, workers_at_first = problem.oracle, workers_by_kind(start)
-    counts, step = start, 1
+    counts, growth = start, 1
     missed_scenarios = list(range(len(oracle.scenarios)))
     # The later a growing fleet keeps a scenario, the harder the scenario is.
     kept_scenarios: list[int] = []
@@ -255,11 +255,12 @@ def grow_until_kept(
             if problem.out_of_time():
                 return ordered_problem(), None
             grown = [
-                add_workers(counts, _more_workers(oracle, *counts[k], step), [k]) for k in range(len(counts))
+                add_workers(counts, _more_workers(oracle, *counts[k], growth), [k])
+                for k in range(len(counts))
             ]
             for option, unused in unused_owned:
                 if option not in dict(counts):  # A large gain may need all the unused GPUs at once.
-                    grown += [_add_pool(counts, option, n) for n in {min(step, unused), unused}]
+                    grown += [_add_pool(counts, option, n) for n in {min(growth, unused), unused}]
             candidates = [
                 fleet for fleet in (owned_first(problem, each) for each in grown) if is_allowed(fleet)
             ]
@@ -268,26 +269,26 @@ def grow_until_kept(
                 # A few of the missed scenarios show which pool gains most.
                 sample = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
                 values = [objective_of(fleet) for fleet in candidates]
-                prices = [max(value - objective_of(counts), LEAST_PRICE_STEP) for value in values]
+                prices = [max(value - objective_of(counts), LEAST_PRICE_RISE) for value in values]
                 larger = _best_gain(oracle, candidates, prices, sample)
                 if larger is None:  # No pool gains a scenario, so all of them grow.
-                    larger = owned_first(problem, add_workers(counts, step))
+                    larger = owned_first(problem, add_workers(counts, growth))
             if larger is not None and is_allowed(larger):
-                counts, step = larger, 2 * step
-            elif step > 1:
-                step = 1  # One worker may be within the limits that `step` workers exceed.
+                counts, growth = larger, 2 * growth
+            elif growth > 1:
+                growth = 1  # One worker may be within the limits that `growth` workers exceed.
             else:
                 return ordered_problem(), None
     except StoppedError:  # The time ended within a simulation.
         return problem, None
 
 
-def _more_workers(oracle: Oracle, option: Option, count: int, step: int) -> int:
-    """How many workers to add to a pool of `count` so that the worst loss leaves `step` more of them.
+def _more_workers(oracle: Oracle, option: Option, count: int, growth: int) -> int:
+    """How many workers to add to a pool of `count` so that the worst loss leaves `growth` more of them.
 
     With one more spot worker, one more may be down at once: then adding a single worker gains nothing.
     """
-    return oracle.workers_needed(option, oracle.workers_left(option, count) + step) - count
+    return oracle.workers_needed(option, oracle.workers_left(option, count) + growth) - count
 
 
 def _missed_scenarios(oracle: Oracle, counts: Counts) -> set[int]:

@@ -46,9 +46,9 @@ KEPT_STEP_FRAC = 0.02
 # In production the first rate is this share of the most traffic on paper.
 FIRST_RATE_FRAC = 0.8
 # In production the worker types of the fleet on paper are searched first, at falling rates: each is
-# KNOWN_STEP_FRAC of the one before, down to KNOWN_LEAST_FRAC of the first. The range is so large because step
+# KNOWN_FALL_FRAC of the one before, down to KNOWN_LEAST_FRAC of the first. The range is so large because step
 # times that were not measured may be three times as long in the hardest scenarios.
-KNOWN_STEP_FRAC = 0.5
+KNOWN_FALL_FRAC = 0.5
 KNOWN_LEAST_FRAC = 1 / 16
 # If no fleet is found with these types, all types are searched, at rates that fall by this factor.
 FALL_FRAC = 0.5
@@ -68,11 +68,11 @@ used. Returns None if no fleet was found, and raises StoppedError if the time is
 @dataclass(slots=True)
 class RateClimb:
     """A search for the highest sustained rate. So far `find_fleet` has found `fleet` at `holds_rps`, and none
-    at `failed_rps`. The result is exact to the share `step_frac`; no rate below `least_rps` is searched.
+    at `failed_rps`. The result is exact to the share `raise_frac`; no rate below `least_rps` is searched.
     """
 
     find_fleet: FindFleetAtRate
-    step_frac: float
+    raise_frac: float
     least_rps: float
     holds_rps: float = 0.0
     fleet: Fleet | None = None
@@ -84,7 +84,7 @@ class RateClimb:
         return None if math.isinf(self.failed_rps) else self.failed_rps
 
     def climb_from(self, rate_rps: float, candidate: Fleet | None = None) -> None:
-        """Climb from `rate_rps` until a refuted rate is at most `step_frac` above a sustained one, until no
+        """Climb from `rate_rps` until a refuted rate is at most `raise_frac` above a sustained one, until no
         rate above `least_rps` is left, or until the time is over.
 
         The worker types of a fleet that was found are searched up to their highest rate before all types are
@@ -97,18 +97,18 @@ class RateClimb:
             while candidate is not None and self.fleet is None and known_rps >= least_known_rps:
                 if not self._try_rate(known_rps, candidate):
                     known_failed_rps = known_rps
-                known_rps = _round_rate(known_rps * KNOWN_STEP_FRAC)
+                known_rps = _round_rate(known_rps * KNOWN_FALL_FRAC)
             while self.fleet is None and rate_rps >= self.least_rps:
                 self._try_rate(rate_rps)
                 rate_rps = _round_rate(rate_rps * FALL_FRAC)
             stride = FIRST_STRIDE
-            while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
+            while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.raise_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
-                # All worker types are searched one step above. Types other than the fleet's mostly sustain
-                # little more, so the next stride is one step. They may also hold at a rate at which the
+                # All worker types are searched one raise above. Types other than the fleet's mostly sustain
+                # little more, so the next stride is one raise. They may also hold at a rate at which the
                 # fleet's types failed, so `known_failed_rps` is not valid for them.
-                stride, known_failed_rps = 1 + self.step_frac, math.inf
-                next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
+                stride, known_failed_rps = 1 + self.raise_frac, math.inf
+                next_rps = _round_rate(self.holds_rps * (1 + self.raise_frac))
                 if not self.holds_rps < next_rps < self.failed_rps:
                     break
                 self._try_rate(next_rps)
@@ -142,10 +142,10 @@ class RateClimb:
 
     def _take_further(self, fleet: Fleet, stride: float, failed_rps: float) -> None:
         """Raise the rate with the worker types of `fleet` alone, until they fail at a rate that is at most
-        `step_frac` above a rate that they sustain. The first rate is `stride` times the sustained rate, and
+        `raise_frac` above a rate that they sustain. The first rate is `stride` times the sustained rate, and
         strides grow as long as rates are sustained. Rates from `failed_rps` on are known to fail.
         """
-        while failed_rps > self.holds_rps * (1 + self.step_frac):
+        while failed_rps > self.holds_rps * (1 + self.raise_frac):
             # The next rate is a stride further, but not beyond the geometric mean of sustained and failed
             # rate.
             rate_rps = _round_rate(min(self.holds_rps * stride, math.sqrt(self.holds_rps * failed_rps)))
@@ -167,7 +167,7 @@ def _climb(
     rate_rps: float,
     candidate: Fleet | None = None,
     *,
-    step_frac: float,
+    raise_frac: float,
     least_rps: float,
     deadline: float,
     failed_rps: float = math.inf,
@@ -177,17 +177,17 @@ def _climb(
     the other parameters are as in RateClimb.
     """
     for any_mix in (False, True):
-        climb = RateClimb(partial(find_fleet, any_mix=any_mix), step_frac, least_rps, failed_rps=failed_rps)
+        climb = RateClimb(partial(find_fleet, any_mix=any_mix), raise_frac, least_rps, failed_rps=failed_rps)
         climb.climb_from(rate_rps, candidate)
         if climb.fleet is not None or is_over(deadline):
             break
     return climb
 
 
-def find_most_traffic(inputs: SearchInputs, step_frac: float = RATE_STEP_FRAC) -> tuple[Throughput, Fleet]:
+def find_most_traffic(inputs: SearchInputs, raise_frac: float = RATE_STEP_FRAC) -> tuple[Throughput, Fleet]:
     """The most requests per second that a fleet of level 0 within the limits sustains on paper, and such a
     fleet. If level 0 has no fleet at any rate, fleets of any mix of worker types are searched in the same
-    way. The rate is exact to `step_frac`, or as far as the time allowed.
+    way. The rate is exact to `raise_frac`, or as far as the time allowed.
 
     If the search of level 0 at a rate ends without a fleet, that rate is refuted, and all higher rates with
     it. This assumes that more traffic is never easier to serve, and that more workers never hurt. A fleet
@@ -231,7 +231,7 @@ def find_most_traffic(inputs: SearchInputs, step_frac: float = RATE_STEP_FRAC) -
     climb = _climb(
         find_fleet,
         float(f"{trace.rate_rps:.3g}"),  # A round number near the rate of the trace.
-        step_frac=step_frac,
+        raise_frac=raise_frac,
         least_rps=_FEWEST_REQUESTS / trace.duration_s,
         deadline=conditions.deadline,
     )
@@ -295,7 +295,7 @@ def find_most_kept_traffic(
         find_fleet,
         _round_rate(FIRST_RATE_FRAC * on_paper.rate_rps),
         paper_fleet,
-        step_frac=KEPT_STEP_FRAC,
+        raise_frac=KEPT_STEP_FRAC,
         least_rps=least_rps,
         deadline=conditions.deadline,
         failed_rps=refuted_rps,

@@ -115,7 +115,7 @@ def _search_on_model(
         full_size = restore_full_size(problem, scenario_problem)
         trial = FleetTrial(best, test.decide(best), full_size, test, scenario_problem)
         # Cheaper fleets are tested in the first round only: later fleets have grown because cheaper ones
-        # failed. One step of a scale model is many workers, so if its fleet fails no smaller one is tested.
+        # failed. One worker of a scale model is many workers, so if its fleet fails no smaller one is tested.
         if attempt == 0 and (scenario_problem.oracle.downscale == 1 or trial.is_passed):
             trial = first_passing(trial, _near_feasible(trial, paper)) or trial
         trial = with_fewest_workers(trial)
@@ -253,18 +253,18 @@ def with_fewest_workers(trial: FleetTrial) -> FleetTrial:
     """Remove workers, the most expensive first, while the fleet keeps the SLO in enough of the search's
     scenarios and passes its test.
 
-    Growth doubles its step each time, so a fleet may have grown too far. In a scale model one worker stands
+    Growth doubles each time, so a fleet may have grown too far. In a scale model one worker stands
     for `downscale` workers, and as many are removed at once.
     """
     oracle = trial.searched_problem.oracle
-    step = oracle.downscale
+    removed = oracle.downscale
     while trial.is_passed:
         best = trial.best
         dearest_first = sorted(range(len(best)), key=lambda k: -best[k][0].objective)
         for k in dearest_first:
-            fewer = add_workers(best, -step, [k])
+            fewer = add_workers(best, -removed, [k])
             # Each pool keeps a worker.
-            if best[k][1] <= step or not in_time(partial(oracle.holds, fewer), False):
+            if best[k][1] <= removed or not in_time(partial(oracle.holds, fewer), False):
                 continue
             smaller = trial.retest(fewer)
             if smaller.is_passed:

@@ -196,7 +196,7 @@ def _with_fewer_gpus(
     """
     if not searches or not plan.bill.idle_gpus:
         return plan
-    bill, half_time = plan.bill.usd_per_h, shared_paper.slice_of(deadline, 1)
+    bill, half_time = plan.bill.usd_per_h, shared_paper.share_deadline(deadline, 1)
     fewer_gpus = shared_paper.find_nodes_of_least_bill(
         searches, limits, bill, half_time, progress, passes_test
     )

@@ -79,13 +79,13 @@ def plan_on_paper(
     cache = VerdictCache()
     for k, entry in enumerate(entries):
         progress(f"{entry.name}, with all of the fleet for itself")
-        until = slice_of(deadline, len(entries) - k)
+        until = share_deadline(deadline, len(entries) - k)
         own_conditions = Conditions(
             until, _progress_of_llm(entry.name, progress), cache=cache, by_gpu=limits.by_gpu
         )
         alone.append(_search_alone(entry, catalog, seed, own_conditions))
     if not joint_limits.fit_together(limits, (best_of(searched)[1].best for searched in alone)):
-        until = slice_of(deadline, 1) if keeps_half else deadline
+        until = share_deadline(deadline, 1) if keeps_half else deadline
         return alone, _plan_shared(entries, alone, limits, until, progress)
     is_walked = all(best.level0.search.is_exact for searched in alone for _, best in searched)
     nothing_left_out = (None,) * len(entries)
@@ -123,9 +123,9 @@ def _plan_shared(
     each LLM searched within what the others leave.
     """
     searched = _on_all_draws(searched_alone)
-    until = slice_of(deadline, 1)
+    until = share_deadline(deadline, 1)
     rows = shared_limits(limits, of_all=True)
-    _simulate_in_turn(searched, limits, slice_of(until, 1), progress)
+    _simulate_in_turn(searched, limits, share_deadline(until, 1), progress)
     llms = _designs_of_all(searched)
     queries = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
     unit = OBJECTIVE_UNITS[entries[0].task.objective]
@@ -134,7 +134,7 @@ def _plan_shared(
     alone_values = list(map(best_value, searched_alone))
     if shared.best is None:
         is_proved = _fewest_are_too_many(searched, limits)
-        mixed = None if is_proved else _serve_any_mix(searched, limits, slice_of(deadline, 1), progress)
+        mixed = None if is_proved else _serve_any_mix(searched, limits, share_deadline(deadline, 1), progress)
         if mixed is None:
             joint_limits.require_shared_nodes(limits, len(entries))
             raise joint_limits.infeasible_error(queries, rows, is_exact=shared.is_exact, is_proved=is_proved)
@@ -239,7 +239,9 @@ def _serve_any_mix(
             return None
         progress("LLMs one after another on what is left, with fleets of several types")
         problem, alone = best_of(searched[k])
-        within = joint_limits.problem_within(replace(problem, deadline=slice_of(deadline, 1)), remaining)
+        within = joint_limits.problem_within(
+            replace(problem, deadline=share_deadline(deadline, 1)), remaining
+        )
         problem_of[k] = problem
         return alone.best if within.allows(alone.best) else _find_any_mix(within)
 
@@ -383,7 +385,7 @@ def _search_in_order(
     left_to_each: dict[int, OthersLeave] = {}
     for searched_count, k in enumerate(order):
         remaining = joint_limits.limits_beside(problems[k].limits, fleets, k)
-        until = slice_of(deadline, len(entries) - searched_count)
+        until = share_deadline(deadline, len(entries) - searched_count)
         problem = replace(problems[k], task=entries[k].task, deadline=until)
         searched[k] = search_within(problem, remaining, fleets[k])
         fleets[k] = best_of(searched[k])[1].best
@@ -420,7 +422,7 @@ def gives_way_facts(
     )
 
 
-def slice_of(deadline: float, shares: int) -> float:
+def share_deadline(deadline: float, shares: int) -> float:
     """The end of the first of `shares` equal shares of the remaining time, when one more share is kept back
     for what follows.
     """

@@ -55,7 +55,7 @@ from planner.search.production.cheapest_kept import MOST_SEARCH_REQUESTS, find_c
 from planner.search.production.scenario_test import FleetTrial, ScenarioTest, is_test_passed
 from planner.search.several import joint_limits
 from planner.search.several.shared_kept import CommonShare, find_common_share
-from planner.search.several.shared_paper import slice_of
+from planner.search.several.shared_paper import share_deadline
 from planner.solvers.master import FleetLimits
 from planner.units import in_unit, show_amount
 
@@ -168,7 +168,7 @@ def share_production(
     for k, on_paper in enumerate(llms):
         progress(f"{on_paper.name}: production, with all of the fleet for itself")
         try:
-            llm = _plan_alone(on_paper, slice_of(deadline, len(llms) - k))
+            llm = _plan_alone(on_paper, share_deadline(deadline, len(llms) - k))
         except InfeasibleError as error:
             raise _add_common_share(error, llms, limits, deadline, progress) from None
         if llm is None:

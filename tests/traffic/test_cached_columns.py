@@ -24,7 +24,7 @@ TEXT = "arrival_s,input_tokens,output_tokens,tenant\n" + "".join(
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every file counts as large; the folder in which columns are kept."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(trace_reading, "LEAST_KEPT_BYTES", 0)
+    monkeypatch.setattr(trace_reading, "LEAST_CACHED_BYTES", 0)
     return tmp_path / "cache" / "fleetplan" / "columns"
 
 
@@ -49,7 +49,7 @@ def test_a_second_reading_maps_what_the_first_has_kept(
 ) -> None:
     path = file_of(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(trace_reading, "LEAST_KEPT_BYTES", 10**9)
+        patch.setattr(trace_reading, "LEAST_CACHED_BYTES", 10**9)
         plain = read_trace(path)
     assert_same(read_trace(path), plain)
     (folder,) = cache.iterdir()
@@ -121,12 +121,12 @@ def test_traces_with_prefixes_are_read_every_time(tmp_path: Path, cache: Path) -
 def test_old_columns_and_what_killed_runs_left_are_removed(tmp_path: Path, cache: Path) -> None:
     read_trace(file_of(tmp_path))
     (left,) = cache.iterdir()
-    for i in range(column_files.MOST_KEPT + 2):
+    for i in range(column_files.MOST_CACHED + 2):
         (cache / f"old{i}").mkdir()
         os.utime(cache / f"old{i}", (i, i))
     (cache / ".killed").mkdir()
     os.utime(cache / ".killed", (0, 0))
     read_trace(file_of(tmp_path, TEXT + "99.5,3,4,c\n"))
     names = {each.name for each in cache.iterdir()}
-    assert len(names) == column_files.MOST_KEPT and left.name in names
+    assert len(names) == column_files.MOST_CACHED and left.name in names
     assert not names & {".killed", "old0", "old1"}
