@@ -107,7 +107,7 @@ def brute(cases: int) -> int:
             print(f"case {seed}: {error}")
             continue
         every = [
-            tier_study._answer_with_tiers(study, task, TierSizes(memory, disk), SMALL_TIERS, 60.0).usd_per_h
+            tier_study._choose_with_tiers(study, task, TierSizes(memory, disk), SMALL_TIERS, 60.0).usd_per_h
             for memory, disk in itertools.product(grid.memory_bytes, grid.disk_bytes)
         ]
         gap = found / min(every) - 1
@@ -217,7 +217,7 @@ def rule() -> None:
         (f"{RULE_FACTOR} times the rule", RULE_FACTOR * working_set / gpus),
         ("plan", found_study.best.sizes.memory_bytes),
     ):
-        row = tier_study._answer_with_tiers(study, task, TierSizes(size), tiers, 60.0)
+        row = tier_study._choose_with_tiers(study, task, TierSizes(size), tiers, 60.0)
         used = row.fleet.gpus if row.fleet else 0
         print(
             f"| {name}, {size / 1e9:.0f} GB | {row.usd_per_h:.2f} | {row.tiers_usd_per_h:.2f} | "

@@ -216,7 +216,7 @@ def _group_steps(
     return _StepGroups(*np.array(rows).T)
 
 
-def about_engine(fit: EngineFit, watched: Mapping[str, str]) -> str:
+def about_engine(watched: Mapping[str, str]) -> str:
     """One line that says how and when the constants were measured."""
     engines = watched["engines"]
     return f"plan profile: {engines} engine{'s' if engines != '1' else ''} behind a router, {watched['date']}"

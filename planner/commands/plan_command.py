@@ -4,7 +4,6 @@ functions keep other commands fast.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -414,10 +413,11 @@ def _print_proof(plan: Plan) -> None:
 
     certificate = plan.certificate
     proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
-    has_level0 = math.isfinite(certificate.level0)
-    level0 = f"{in_unit(certificate.level0, certificate.unit)}, {proof}" if has_level0 else "none found"
+    level0_text = "none found"
+    if certificate.has_level0:
+        level0_text = f"{in_unit(certificate.level0, certificate.unit)}, {proof}"
     print_lines(
-        f"on paper, level 0 (one worker type per pool): {level0}; any mix: "
+        f"on paper, level 0 (one worker type per pool): {level0_text}; any mix: "
         f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
         f"(gap {show_percent(certificate.gap_frac)}); {count_text(certificate.simulations, 'simulation')}"
     )

@@ -4,7 +4,6 @@ functions keep other commands fast.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 from planner.commands import shared_options
@@ -68,7 +67,7 @@ def best_line(tier_study: TierStudy) -> str:
     if best is without:
         return f"Best: no tier, {best.usd_per_h:,.2f} USD/h; none of the tiers saves more than it costs"
     best_text = f"Best: {show_sizes(best.sizes)}, {best.usd_per_h:,.2f} USD/h"
-    if math.isinf(without.usd_per_h):
+    if not without.holds:
         verdict = "no fleet keeps" if without.is_exhausted else "no fleet was found that keeps"
         return f"{best_text}; without tiers {verdict} the SLO"
     return f"{best_text}, {100 * (1 - best.usd_per_h / without.usd_per_h):.3g} % less than without tiers"
@@ -100,7 +99,7 @@ def tiers_document(tier_study: TierStudy) -> dict[str, Any]:
     return {
         "choices": [_row_document(row) for row in tier_study.choices],
         "best": _row_document(tier_study.best),
-        "saves_frac": 1 - best_usd / without_usd if math.isfinite(without_usd) else None,
+        "saves_frac": 1 - best_usd / without_usd if tier_study.without.holds else None,
         "break_even": [
             {"tier": row.tier, "worker": row.worker, "prefix_tokens": row.prefix_tokens}
             for row in tier_study.break_even
@@ -116,7 +115,7 @@ def _row_document(row: TierChoice) -> dict[str, Any]:
         "memory_bytes_per_gpu": row.sizes.memory_bytes,
         "disk_bytes_per_gpu": row.sizes.disk_bytes,
         "store_bytes": row.sizes.store_bytes,
-        "usd_per_h": row.usd_per_h if math.isfinite(row.usd_per_h) else None,
+        "usd_per_h": row.usd_per_h if row.holds else None,
         "tiers_usd_per_h": row.tiers_usd_per_h,
         "fleet": None if row.fleet is None else describe_fleet(row.fleet),
         "idle_gpus": row.idle_gpus,

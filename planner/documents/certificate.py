@@ -131,9 +131,14 @@ class Certificate:
         return (self.value - self.bound) / self.value if self.value else 0.0
 
     @property
+    def has_level0(self) -> bool:
+        """Whether level 0 found a fleet; without one `level0` is infinite."""
+        return math.isfinite(self.level0)
+
+    @property
     def level0_gap_frac(self) -> float:
         """The share that a mixed fleet saves against the best one of level 0; 0 if the plan is that one."""
-        saved_frac = (self.level0 - self.value) / self.level0 if 0 < self.level0 < math.inf else 0.0
+        saved_frac = (self.level0 - self.value) / self.level0 if self.level0 and self.has_level0 else 0.0
         return saved_frac if saved_frac > ROUNDING_FRAC else 0.0
 
 
@@ -163,7 +168,7 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
     """
     document = {each.name: getattr(certificate, each.name) for each in fields(certificate)}
     return document | {
-        "level0": certificate.level0 if math.isfinite(certificate.level0) else None,
+        "level0": certificate.level0 if certificate.has_level0 else None,
         "refuted": [
             {
                 "label": refuted.label,

@@ -145,9 +145,9 @@ class Electricity:
         return self.usd_per_kwh * self.pue
 
 
-def parse_electricity(fleet: Section, owned: Mapping[str, int]) -> Electricity | None:
-    """The section `electricity` of `fleet`; None where there is none. `owned` are the owned GPUs. Raises
-    InputError for values that make no sense, and for the price of owned GPUs where none are owned.
+def parse_electricity(fleet: Section) -> Electricity | None:
+    """The section `electricity` of `fleet`; None where there is none. Raises InputError for
+    values that make no sense, and for the price of owned GPUs where none are owned.
     """
     if "electricity" not in fleet:
         return None

@@ -82,7 +82,7 @@ def _parse_run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
             foreign_fields.read_number(row.get(key), f"{name}: {key}")
             for key in ("total_input_tokens", "total_output_tokens")
         )
-        latency = _summary_latency(name, row)
+        latency = _summary_latency(row)
         gaps = latency.get("tbt", {})  # A median far below the mean shows that tokens came in bunches.
         remarks = foreign_fields.run_remarks(
             failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
@@ -138,7 +138,7 @@ def _parse_load(
     return None, rate_rps, ()
 
 
-def _summary_latency(name: str, row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def _summary_latency(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Mean and percentiles [s] by metric, of a result without single requests."""
     latency: dict[str, dict[str, float]] = {}
     for key, value in row.items():

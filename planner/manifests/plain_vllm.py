@@ -38,7 +38,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
         )
         files[f"vllm/{name}.sh"] = _worker(fleet, name, pool)
     for name, roles in engine_command.routers_of(fleet).items():
-        files[f"vllm/{name}.sh"] = _router(fleet, name, roles)
+        files[f"vllm/{name}.sh"] = _router(fleet, roles)
     if size := kv_store.size_bytes(fleet):
         files[f"vllm/{kv_store.CONFIG}"] = kv_store.store_config(STORE_ADDRESS, STORE_PROTOCOL)
         files[f"vllm/{kv_store.NAME}.sh"] = _store(size)
@@ -171,8 +171,8 @@ def _store(size: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _router(fleet: Fleet, name: str, roles: tuple[Role, ...]) -> str:
-    """The text of the script that starts the router `name`, in front of workers of these roles."""
+def _router(fleet: Fleet, roles: tuple[Role, ...]) -> str:
+    """The text of the script that starts a router in front of workers of these roles."""
     lines = [
         "#!/usr/bin/env bash",
         f"# pip install {engine_command.ROUTER_PACKAGE}; the variables hold the workers' addresses, "

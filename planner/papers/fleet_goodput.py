@@ -118,7 +118,7 @@ def fleet_goodput(
     run = rule.run(fleet, goodput.rate_rps if is_kept else goodput.fails_rps, missed_seed or 0)
     answer = FleetGoodput(fleet, goodput, rule, traffic_request is None, run)
     if not is_kept:
-        raise _none_kept(answer, lowest_rps)
+        raise _no_rate_error(answer)
     return answer
 
 
@@ -156,7 +156,7 @@ def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
     return replayed
 
 
-def _none_kept(goodput: FleetGoodput, lowest_rps: float) -> InfeasibleError:
+def _no_rate_error(goodput: FleetGoodput) -> InfeasibleError:
     """The error that the fleet keeps the SLO at no rate, with what the lowest rate misses: of several limits
     the one that it misses by most.
     """

@@ -269,7 +269,7 @@ def value_and_limit(line: LineVerdict) -> tuple[str, str]:
 def level0_line(certificate: Certificate) -> str:
     """The value of the best fleet found with one worker type per pool, and what is proved about it."""
     ruled_out = cheaper_text(certificate) + too_small_text(certificate)
-    if not math.isfinite(certificate.level0):
+    if not certificate.has_level0:
         return f"none was found; {ruled_out}"
     best = f"the best is {in_unit(certificate.level0, certificate.unit)}"
     if certificate.level0_exact:

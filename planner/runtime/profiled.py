@@ -104,7 +104,7 @@ def profile_engine(
             f"load {served_steps.about['load_average']}",
         )
     )
-    source = f"{about_engine(fit, served_steps.about)}; {machine}"
+    source = f"{about_engine(served_steps.about)}; {machine}"
     row = fit.row(source=source, date=served_steps.about["date"])
     first_version = row["from"]  # The row holds for this version of vLLM and later ones.
     write_file(rows_file, to_yaml(other_rows | {f"vllm-{first_version}": row}))

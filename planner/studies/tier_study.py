@@ -84,6 +84,11 @@ class TierChoice:
     agents: AgentFigures | None = None
     is_exhausted: bool = True
 
+    @property
+    def holds(self) -> bool:
+        """Whether a fleet with these tiers was found; without one `usd_per_h` is infinite."""
+        return math.isfinite(self.usd_per_h)
+
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
@@ -275,8 +280,8 @@ def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierChoice]) -> T
 
 def _is_better(one: TierChoice, other: TierChoice) -> bool:
     """Whether `one` is cheaper, or as cheap with less memory."""
-    if math.isinf(one.usd_per_h) and math.isinf(other.usd_per_h):
-        return False  # Neither has a fleet.
+    if not one.holds and not other.holds:
+        return False
     if math.isclose(one.usd_per_h, other.usd_per_h, rel_tol=ROUNDING):  # Never if one has no fleet.
         return one.sizes.total_bytes < other.sizes.total_bytes
     return one.usd_per_h < other.usd_per_h

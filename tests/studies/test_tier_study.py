@@ -131,10 +131,10 @@ def test_the_best_tiers_are_said_in_words() -> None:
 
 
 def test_searches_that_are_cut_short_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(study: Study, task: PlanQuestion, sizes: TierSizes, *_: object) -> TierAnswer:
-        return TierAnswer(sizes, math.inf, 0.0, is_exhausted=False)
+    def stopped(study: Study, task: PlanQuestion, sizes: TierSizes, *_: object) -> TierChoice:
+        return TierChoice(sizes, math.inf, 0.0, is_exhausted=False)
 
-    monkeypatch.setattr(tier_study, "_answer_with_tiers", stopped)
+    monkeypatch.setattr(tier_study, "_choose_with_tiers", stopped)
     with pytest.raises(InfeasibleError, match="searches were cut short") as caught:
         choose_tiers(Study(documents(0), CATALOG), question(), TIERS)
     assert not caught.value.is_proved
@@ -186,9 +186,9 @@ def test_tiers_that_alone_make_a_fleet_possible_are_found() -> None:
     """
     grid = tier_grid({"cpu": TIERS["cpu"]}, may_share=False)
 
-    def answer(sizes: TierSizes) -> tier_study.TierAnswer:
+    def answer(sizes: TierSizes) -> tier_study.TierChoice:
         has_fleet = sizes.memory_bytes >= 32e9
-        return tier_study.TierAnswer(sizes, 2.0 + sizes.memory_bytes / 64e9 if has_fleet else math.inf, 0.0)
+        return tier_study.TierChoice(sizes, 2.0 + sizes.memory_bytes / 64e9 if has_fleet else math.inf, 0.0)
 
     assert tier_study.search_sizes(grid, answer).sizes == TierSizes(32e9)
 
@@ -206,5 +206,5 @@ def test_a_limit_on_cost_is_of_gpus_and_store_together() -> None:
     for limit in ("2 usd/h", "1.5 usd/h"):
         asked = question(limits={"cost": limit})
         store = TierSizes(store_bytes=365e9)
-        assert tier_study._answer_with_tiers(study, asked, store, TIERS, 1.0).usd_per_h == math.inf
+        assert tier_study._choose_with_tiers(study, asked, store, TIERS, 1.0).usd_per_h == math.inf
     assert limits == [pytest.approx(0.5)]
