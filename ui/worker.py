@@ -128,12 +128,12 @@ def _summarise_traffic(request: Request, send: Send) -> tuple[Document, Files]:
         described = fit_context(described, catalog.served_llm(request["llm"]).context_tokens)
     trace = spread_stamps(_read_requests(request, described, section), seed=request["seed"])
     send({"phase": f"describing {len(trace):,} requests"})
-    traffic_request = RateRequest(None, part=section.get("window") or "whole")
+    traffic_request = RateRequest(None, window=section.get("window") or "whole")
     if described is None and section.get("rate") is not None:
         traffic_request = replace(
             traffic_request, rate_rps=section["rate"], scale=section.get("scale", "superpose")
         )
-    planned = traffic_request.of(trace, seed=request["seed"])
+    planned = traffic_request.apply_to(trace, seed=request["seed"])
     rate_text = f"{show_digits(planned.rate_rps, 3)} requests/s" if planned.rate_rps else "no rate"
     pictures = [
         _picture(charts.rate_chart(planned), f"Requests per second as they are planned for: {rate_text}."),

@@ -262,7 +262,7 @@ def simulate(
     seed: int = 0,
     closed_loop: int = 0,
     executor: Executor | str | None = None,
-    **part: Unpack[TrafficKeys],
+    **traffic_keys: Unpack[TrafficKeys],
 ) -> SimulationResult: ...
 
 
@@ -277,7 +277,7 @@ def simulate(
     seed: Sequence[int],
     closed_loop: int = 0,
     executor: Executor | str | None = None,
-    **part: Unpack[TrafficKeys],
+    **traffic_keys: Unpack[TrafficKeys],
 ) -> SeedsResult: ...
 
 
@@ -291,7 +291,7 @@ def simulate(
     seed: int | Sequence[int] = 0,
     closed_loop: int = 0,
     executor: Executor | str | None = None,
-    **part: Unpack[TrafficKeys],
+    **traffic_keys: Unpack[TrafficKeys],
 ) -> SimulationResult | SeedsResult:
     """Simulate every request of a trace on a fleet, and judge the run if an SLO is given.
 
@@ -306,7 +306,7 @@ def simulate(
     first_seed = seeds[0] if seeds else 0
     catalog_rows = read_catalog(catalog)
     fleet_read = inputs.read_fleet(fleet, catalog_rows, slo=slo)
-    traffic = _merge_traffic(traffic, part)
+    traffic = _merge_traffic(traffic, traffic_keys)
     judged_slo, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
     whole_trace, rate_request = inputs.requests_and_rate(
         trace, rate_request, is_rate_given=traffic is not None, seed=first_seed
@@ -315,7 +315,7 @@ def simulate(
     if not isinstance(seed, Iterable):
         if executor is not None:
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
-        requests = rate_request.of(spread_stamps(whole_trace, seed=first_seed), seed=first_seed)
+        requests = rate_request.apply_to(spread_stamps(whole_trace, seed=first_seed), seed=first_seed)
         check_judged_classes(judged_slo or Slo(()), requests)  # The window may lack a class of the trace.
         simulation = simulate_recorded(
             fleet_read, requests, judged_slo, seed=first_seed, closed_loop=closed_loop
@@ -336,7 +336,7 @@ def compare(
     catalog: CatalogLike = None,
     seed: int = 0,
     executor: Executor | str | None = None,
-    **part: Unpack[TrafficKeys],
+    **traffic_keys: Unpack[TrafficKeys],
 ) -> ComparisonResult:
     """Simulate several fleets on the same requests; with `policies`, each fleet under each of these.
 
@@ -344,7 +344,7 @@ def compare(
     `policies` of a fleet file, as in {"round robin": {"routing": "round-robin"}}; None stands for the fleet's
     own policies. `slo`, `traffic` and its keys are those of `simulate`.
     """
-    seed, traffic = inputs.checked_seed(seed), _merge_traffic(traffic, part)
+    seed, traffic = inputs.checked_seed(seed), _merge_traffic(traffic, traffic_keys)
     catalog_rows = read_catalog(catalog)
     variants = [
         comparisons.Variant(
@@ -359,7 +359,7 @@ def compare(
         trace, rate_request, is_rate_given=traffic is not None, seed=seed
     )
     check_classes(judged_slo or Slo(()), whole_trace)
-    requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
+    requests = rate_request.apply_to(spread_stamps(whole_trace, seed=seed), seed=seed)
     chosen_executor = _choose_executor(executor, "serial")
     scenarios = (
         None if judged_slo is None else _scenarios_of(slo, catalog_rows, rate_request, whole_trace, seed)
@@ -401,7 +401,7 @@ def _scenarios_of(
         question.task(),
         rate_rps=rate_request.rate_rps,
         scale=rate_request.scale,
-        window=None if rate_request.part == "whole" else rate_request.part,
+        window=None if rate_request.window == "whole" else rate_request.window,
         described=rate_request.described,
     )
     return scenarios_for(simulated_task, whole_trace, seed)

@@ -145,7 +145,7 @@ def validate(
         whole_trace = inputs.read_trace(traffic_beside_plan(file))
     else:
         whole_trace = inputs.read_trace(trace, log_options=rate_request.log_options)
-    requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
+    requests = rate_request.apply_to(spread_stamps(whole_trace, seed=seed), seed=seed)
     slo_to_keep = given_slo or own_slo(file)
     check_classes(slo_to_keep, requests)
     most_tokens = _most_tokens(fleet, requests)

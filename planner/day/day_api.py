@@ -253,7 +253,7 @@ def _day_of_one_llm(
             raise InputError(
                 f"{question.path}: preset {task.preset}: is relative; with a fleet give limits in seconds"
             )
-        requests = RateRequest(task.rate_rps, task.scale, task.window or "whole", task.described).of(
+        requests = RateRequest(task.rate_rps, task.scale, task.window or "whole", task.described).apply_to(
             spread_stamps(study.trace, seed=seed), seed=seed
         )
 
@@ -421,7 +421,7 @@ def _day_together(
         note = f"{PAPER_NOTE}; fleets of other GPUs and splits are compared for one LLM alone"
     for entry in entries:
         task = entry.task
-        requests = RateRequest(task.rate_rps, task.scale, task.window or "whole").of(
+        requests = RateRequest(task.rate_rps, task.scale, task.window or "whole").apply_to(
             spread_stamps(entry.trace, seed=seed), seed=seed
         )
         questions[entry.name] = _day_question(

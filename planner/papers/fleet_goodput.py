@@ -149,7 +149,7 @@ def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
     """
 
     def replayed(rate_rps: float, _least_requests: int, seed: int) -> Trace:
-        return RateRequest(rate_rps, traffic_request.scale, traffic_request.part).of(
+        return RateRequest(rate_rps, traffic_request.scale, traffic_request.window).apply_to(
             spread_stamps(requests, seed=seed), seed=seed
         )
 

@@ -79,7 +79,7 @@ def over_seeds(
 def simulate_seed(question: SeedsQuestion, item: tuple[int, bool]) -> SeedRun:
     """Simulate the question with one seed. `item` is the seed, and whether to keep its requests.csv."""
     seed, with_requests = item
-    requests = question.traffic_request.of(spread_stamps(question.trace, seed=seed), seed=seed)
+    requests = question.traffic_request.apply_to(spread_stamps(question.trace, seed=seed), seed=seed)
     simulated = simulate_recorded(
         question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop
     )

@@ -64,29 +64,32 @@ LEAST_REQUESTS = 2  # A single request has no duration, and so no rate.
 
 @dataclass(frozen=True, slots=True)
 class RateRequest:
-    """Which traffic to plan for: the rate (None: the trace's own), how it is reached, the part of the trace.
+    """Which traffic to plan for: the rate (None: the trace's own), how it is reached, and the window of the
+    trace.
 
-    `part` is a window as `select_window` takes it. With `described` there is no trace: requests of that
+    `window` is as `select_window` takes it. With `described` there is no trace: requests of that
     description are drawn. `log_options` say how a log is read, by the keys of slo.yaml.
     """
 
     rate_rps: float | None = None
     scale: Scaling = "superpose"
-    part: str = "whole"
+    window: str = "whole"
     described: Description | None = None
     log_options: LogOptions | None = None
 
-    def of(self, trace: Trace, *, seed: int) -> Trace:
-        """The requests to plan for: `trace` at the rate, or the described ones; then the part of them.
+    def apply_to(self, trace: Trace, *, seed: int) -> Trace:
+        """The requests to plan for: `trace` at the rate, or the described ones; then those in the window.
 
         Random choices are drawn with `seed`. Raises InputError or TraceError as `rescale_trace` does.
         """
         if self.described is not None:
             rate_rps = self.described.mean_rps if self.rate_rps is None else self.rate_rps
-            return select_window(draw_requests(self.described.at_rate(rate_rps), seed=seed), self.part)
+            return select_window(draw_requests(self.described.at_rate(rate_rps), seed=seed), self.window)
         if self.rate_rps is None:
-            return select_window(trace, self.part)
-        return busiest_at(trace, self.rate_rps, self.part, scale=self.scale, rng=np.random.default_rng(seed))
+            return select_window(trace, self.window)
+        return busiest_at(
+            trace, self.rate_rps, self.window, scale=self.scale, rng=np.random.default_rng(seed)
+        )
 
 
 def checked_scale(scale: str, where: str = "traffic: scale") -> Any:

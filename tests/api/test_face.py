@@ -36,7 +36,7 @@ COLUMNS, LINES = 100, 24  # of a screen
 
 SIGNATURES = {
     "catalog": "folder",
-    "compare": "fleets, trace, slo, *, policies, traffic, catalog, seed, executor, **part",
+    "compare": "fleets, trace, slo, *, policies, traffic, catalog, seed, executor, **traffic_keys",
     "day": "slo, trace, *, standing, terms, catalog, seed, time_limit_s, progress, **keys",
     "goodput": "fleet, trace, slo, *, traffic, seeds, tolerance_frac, catalog, watch",
     "manifests": "plan, target, *, max_model_len, catalog",
@@ -51,7 +51,7 @@ SIGNATURES = {
     "replan": "current, slo, trace, *, horizon, start_usd, stop_usd, catalog, seed, **keys",
     "schedule": "market, demand, *, window, gap_frac, time_limit_s, catalog, seed, progress",
     "sensitivity": "slo, trace, *, by, catalog, seed, time_limit_s, progress, **keys",
-    "simulate": "fleet, trace, slo, *, traffic, catalog, seed, closed_loop, executor, **part",
+    "simulate": "fleet, trace, slo, *, traffic, catalog, seed, closed_loop, executor, **traffic_keys",
     "validate": "plan, out, trace, slo, *, traffic, catalog, seed, **how",
     "watch": "plan, prometheus, slo, *, window, step, model, match, catalog",
     "what_if": "slo, trace, changes, *, catalog, seed, time_limit_s, progress, **keys",

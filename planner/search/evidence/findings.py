@@ -311,9 +311,9 @@ def simulate_neighbours(
         # the loss. A fleet that holds is simulated on the traffic as written with all its workers.
         oracle, remaining = (problem.oracle, fewer) if failing_loss is None else failing_loss
         is_other_draw = oracle is not problem.oracle
-        after_losses = sum(left for _, left in remaining) < sum(count for _, count in fewer)
+        after_losses = sum(count for _, count in remaining) < sum(count for _, count in fewer)
         # Without workers, or with only one of prefill and decode workers, nothing can be simulated.
-        if not has_whole_pairs(option for option, left in remaining if left > 0):
+        if not has_whole_pairs(option for option, count in remaining if count > 0):
             neighbours.append(
                 facts.Neighbour(
                     pool,

@@ -106,11 +106,11 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
             rate_rps = (requests.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
         if rate_rps is not None:
             note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
-    part = task.window or "whole"
+    window = task.window or "whole"
     if task.described is None and rate_rps is not None:
-        requests = busiest_at(requests, rate_rps, part, scale=task.scale, rng=np.random.default_rng(seed))
+        requests = busiest_at(requests, rate_rps, window, scale=task.scale, rng=np.random.default_rng(seed))
     else:
-        requests = select_window(requests, part)
+        requests = select_window(requests, window)
     if (robust := task.robust).traffic_frac != robust.traffic_from_frac:
         note += (
             f", up to {100 * robust.traffic_frac:g} % more than expected (robust: sampled at "

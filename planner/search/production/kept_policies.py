@@ -85,12 +85,12 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     best = _with_usual_queue(best, searched)
     adopted = best.problem.oracle.policies
     saves_nothing = tuple(
-        label_of(problem, tried.policies)
-        for tried in raced
-        if tried.best is None and tried.is_simulated and tried.policies != adopted
+        label_of(problem, raced_policy.policies)
+        for raced_policy in raced
+        if raced_policy.best is None and raced_policy.is_simulated and raced_policy.policies != adopted
     )
     rivals = tuple(label_of(problem, gain.policies) for gain in gains if gain.policies != adopted)
-    refused = (label_of(problem, tried.policies) for tried in raced if not tried.is_simulated)
+    refused = (label_of(problem, policy.policies) for policy in raced if not policy.is_simulated)
     not_raced = (*refused, *left_out)
     gain_facts.append(facts.PoliciesRaced(saves_nothing, rivals, not_raced, "production"))
     best_search = replace(best.paper, race_facts=(*paper.race_facts, *gain_facts))

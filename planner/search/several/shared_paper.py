@@ -361,14 +361,15 @@ def _search_within_others(
     """
     last = len(entries)
     best = _search_in_order(entries, problems, chosen, range(last), deadline)
-    fleets = [names_of(best_of(llm_searches)[1].best) for llm_searches in best[0]]
+    searched, _ = best
+    fleets = [names_of(best_of(llm_searches)[1].best) for llm_searches in searched]
     changed = (k for k, fleet in enumerate(fleets) if fleet != names_of(chosen[k]))
     for first in range(next(changed, last) + 1, last):
         if is_over(deadline):
             break
         order = (*range(first, last), *range(first))
         other = _search_in_order(entries, problems, chosen, order, deadline)
-        best = min(best, other, key=lambda found: sum(map(best_value, found[0])))
+        best = min(best, other, key=lambda searched_and_left: sum(map(best_value, searched_and_left[0])))
     return best
 
 
@@ -397,13 +398,13 @@ def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> Se
     """Search for an LLM within the limits that the other LLMs leave, starting from the fleet `start`."""
     problem = joint_limits.problem_within(problem, remaining)
     problem = replace(problem, lower=lower_bound(problem))
-    found = find_best_fleet(problem, [problem.oracle.fleet(start)])
+    result = find_best_fleet(problem, [problem.oracle.fleet(start)])
     # The search counts GPUs in use, but beside the other LLMs its fleet may take one node too many.
-    if not problem.allows(found.best):
+    if not problem.allows(result.best):
         value = objective_of(start)
-        search = replace(found.level0.search, best=start, value=value, is_exhausted=False, is_exact=False)
-        found = replace(found, best=start, value=value, level0=replace(found.level0, search=search))
-    return [(problem, found)]
+        search = replace(result.level0.search, best=start, value=value, is_exhausted=False, is_exact=False)
+        result = replace(result, best=start, value=value, level0=replace(result.level0, search=search))
+    return [(problem, result)]
 
 
 def others_leave_fact(remaining: FleetLimits) -> OthersLeave:
