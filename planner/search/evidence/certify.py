@@ -24,7 +24,7 @@ from planner.search.evidence.assumptions import list_assumptions
 from planner.search.evidence.plan import Plan
 from planner.search.evidence.robustness import RobustnessSearch, priced_alternatives
 from planner.search.level0 import pruning_rules
-from planner.search.mixed.best_fleet import FleetSearch, best_of
+from planner.search.mixed.best_fleet import FleetSearch, PolicySearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_prices
 from planner.search.mixed.infeasible import far_beyond, with_relaxation
 from planner.search.mixed.policy_search import search_policies
@@ -122,7 +122,7 @@ def _plan(inputs: SearchInputs, *, prove: bool) -> Plan:
 
 
 def _plan_with_evidence(
-    searched: Sequence[tuple[Problem, FleetSearch]], inputs: SearchInputs, throughput: Throughput | None
+    searched: Sequence[PolicySearch], inputs: SearchInputs, throughput: Throughput | None
 ) -> Plan:
     """The plan with the evidence for it: for the best fleet in `searched`, or with safety for the production
     fleet, which is searched here. `throughput` is the rate that was found for the objective throughput.
@@ -142,9 +142,7 @@ def _plan_with_evidence(
     return add_robustness(certified_plan, best_of(searched), production)
 
 
-def add_robustness(
-    plan: Plan, problem_and_search: tuple[Problem, FleetSearch], production: Production | None
-) -> Plan:
+def add_robustness(plan: Plan, problem_and_search: PolicySearch, production: Production | None) -> Plan:
     """The plan with its robustness (robustness.py), as far as the remaining time allows: what more traffic,
     longer prompts and fewer workers would do to its fleet, and at which prices of GPUs a known fleet would be
     cheaper.
@@ -222,7 +220,7 @@ def _with_least_time(inputs: SearchInputs) -> SearchInputs:
 
 def search_llm(
     inputs: SearchInputs, *, start: Sequence[Fleet] = (), prove: bool = False
-) -> list[tuple[Problem, FleetSearch]]:
+) -> list[PolicySearch]:
     """Find a lower bound on the cost of all fleets of one LLM, then search them. LLMs that share limits are
     planned in planner/search/several. Returns the best fleet of each policy with its problem.
 
@@ -253,7 +251,7 @@ def search_llm(
 
 
 def certify_plan(
-    searched: Sequence[tuple[Problem, FleetSearch]],
+    searched: Sequence[PolicySearch],
     inputs: SearchInputs,
     *,
     throughput: Throughput | None = None,
@@ -408,7 +406,7 @@ class _FurtherResults:
 
 
 def _simulate_further(
-    searched: Sequence[tuple[Problem, FleetSearch]],
+    searched: Sequence[PolicySearch],
     simulation: Simulation,
     inputs: SearchInputs,
     clock: findings.EvidenceClock,
@@ -502,7 +500,7 @@ def _requested_rps(problem: Problem) -> float | None:
 
 
 def _certificate_of(
-    searched: Sequence[tuple[Problem, FleetSearch]],
+    searched: Sequence[PolicySearch],
     simulation: Simulation,
     further: _FurtherResults,
     limit_prices: Mapping[FleetLimit, float],

@@ -24,7 +24,7 @@ from planner.fleet import Disturbance, Fleet, Policies, WorkerType
 from planner.models.spread import INTERVAL_SIGMAS, StepTimeSpread
 from planner.policies import QUEUE
 from planner.search.evidence.robustness import least_in_proportion
-from planner.search.mixed.best_fleet import FleetSearch, best_of
+from planner.search.mixed.best_fleet import FleetSearch, PolicySearch, best_of
 from planner.search.mixed.policy_search import search_policies
 from planner.search.mixed.polished_pins import polish_placements
 from planner.search.oracle.fleet_counts import Counts, counts_of, has_whole_pairs, objective_of, workers_of
@@ -118,9 +118,7 @@ def clock_warnings() -> tuple[facts.Warned, ...]:
     return (facts.EndedByClock(),) if is_time_limit_reached() else ()
 
 
-def price_other_policies(
-    searched: Sequence[tuple[Problem, FleetSearch]], clock: EvidenceClock
-) -> tuple[Alternative, ...]:
+def price_other_policies(searched: Sequence[PolicySearch], clock: EvidenceClock) -> tuple[Alternative, ...]:
     """The best fleet of each policy that was searched and not chosen, with its cost. If the only queue that
     was searched is first come first served, also what serving the shortest prompts first would save.
     """
@@ -141,7 +139,7 @@ def price_other_policies(
     return tuple(rows)
 
 
-def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tuple[facts.Binding, ...]:
+def price_prefix_caches(searched: Sequence[PolicySearch]) -> tuple[facts.Binding, ...]:
     """What prefix caches save at the same SLO: the difference of two fleets that hold in simulation."""
     problem, search = best_of(searched)
     if problem.hits is None:  # The traffic has no prefixes, or the question no caches.
@@ -163,7 +161,7 @@ def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tupl
 
 
 def price_pinned_replicas(
-    searched: Sequence[tuple[Problem, FleetSearch]], clock: EvidenceClock
+    searched: Sequence[PolicySearch], clock: EvidenceClock
 ) -> tuple[facts.Binding, ...]:
     """What pinned prefixes save against LRU caches, as the difference of two simulated fleets."""
     pinned = [row for row in searched if row[0].oracle.pinning is not None]
@@ -198,7 +196,7 @@ def _hit_frac(problem: Problem, fleet: Fleet) -> float:
 
 
 def bound_pins(
-    searched: Sequence[tuple[Problem, FleetSearch]], best: Counts, clock: EvidenceClock
+    searched: Sequence[PolicySearch], best: Counts, clock: EvidenceClock
 ) -> tuple[facts.Binding, ...]:
     """How far the placement of pinned prefixes (prefixes/pinning.py) is from the best possible, by pool.
 

@@ -44,6 +44,10 @@ class FleetSearch:
     race_facts: tuple[facts.PolicyGains | facts.PoliciesRaced, ...] = ()
 
 
+PolicySearch = tuple[Problem, FleetSearch]
+"""A problem under one choice of policies, and its search on paper."""
+
+
 @dataclass(frozen=True, slots=True)
 class NoFleet:
     """No fleet was found: the error that says so, the state in which the search of level 0 ended, and whether
@@ -218,11 +222,13 @@ def _find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: b
     return cheapest_known(problem, level0, start_counts)[0] if problem.task.owned else level0.search.best
 
 
-def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, FleetSearch]:
-    """The cheapest answer; of equally cheap ones the first with the engines' usual queue, else the first."""
-    least = min(result.value for _, result in answers)
-    equal = [answer for answer in answers if answer[1].value <= least * answer[0].same_value_factor]
-    return min(equal, key=lambda answer: answer[0].oracle.policies.queue != Policies().queue)
+def best_of(searches: Sequence[PolicySearch]) -> PolicySearch:
+    """The cheapest search; of equally cheap ones the first with the engines' usual queue, else the first."""
+    least = min(search.value for _, search in searches)
+    equal = [
+        (problem, search) for problem, search in searches if search.value <= least * problem.same_value_factor
+    ]
+    return min(equal, key=lambda policy_search: policy_search[0].oracle.policies.queue != Policies().queue)
 
 
 def _prefer_uncapped(problem: Problem, level0: Level0) -> None:

@@ -22,7 +22,14 @@ from planner.search.level0 import pruning_rules
 from planner.search.level0.level0_search import Level0, likely_fleet
 from planner.search.level0.one_pool import Search
 from planner.search.mixed.agents_reach import find_reachable_fleet
-from planner.search.mixed.best_fleet import FleetSearch, NoFleet, best_of, find_best_fleet, search_or_explain
+from planner.search.mixed.best_fleet import (
+    FleetSearch,
+    NoFleet,
+    PolicySearch,
+    best_of,
+    find_best_fleet,
+    search_or_explain,
+)
 from planner.search.mixed.polished_pins import polish_pins
 from planner.search.mixed.router_fit import fit_router, fit_router_before_search, fit_router_if_near
 from planner.search.oracle.deterministic_parallel import run_each
@@ -55,7 +62,7 @@ RACED_AT_ONCE = 8  # This many policies are raced before the effort is compared 
 
 def search_policies(
     problem: Problem, start: Sequence[Fleet] = (), *, prove: bool = False, walks: bool = True
-) -> list[tuple[Problem, FleetSearch]]:
+) -> list[PolicySearch]:
     """The search under each choice of policies of the question, for those that have a fleet.
 
     The SLO must be kept on all of `problem.draws`, but most draws rule out no fleet. So a search begins
@@ -65,12 +72,12 @@ def search_policies(
     choice has a fleet.
     """
     while True:
-        answers = _search_each_choice(problem, start, prove=prove, walks=walks)
-        chosen, results = best_of(answers)
+        searches = _search_each_choice(problem, start, prove=prove, walks=walks)
+        chosen, results = best_of(searches)
         failed = (draw for draw in problem.draws if not _holds_on(chosen.oracle, results.best, draw))
         first_failed = next(failed, None)
         if first_failed is None:
-            return answers
+            return searches
         draws = (*problem.oracle.draws, first_failed)
         problem.progress(
             f"the best fleet fails on another draw or rate of the traffic; now with {len(draws)} more"
@@ -87,11 +94,11 @@ def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
 
 def _search_each_choice(
     problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
-) -> list[tuple[Problem, FleetSearch]]:
+) -> list[PolicySearch]:
     """A search for each choice of policies, and the race. Each search begins with the best fleets of the
     searches before it, those within the budgets and those without.
     """
-    answers: list[tuple[Problem, FleetSearch]] = []
+    searches: list[PolicySearch] = []
     failures: list[tuple[Problem, NoFleet]] = []
     unlimited_best: list[Fleet] = []
     choices = problem.task.policy_choices()
@@ -99,7 +106,7 @@ def _search_each_choice(
         choices = tuple(policies for policies in choices if policies.prefix_cache)
     for policies in choices:
         policy_problem = with_policies(problem, policies)
-        best_counts = best_of(answers)[1].best if answers else None
+        best_counts = best_of(searches)[1].best if searches else None
         if best_counts is not None and not policy_problem.can_route(*dict(best_counts)):
             best_counts = None
         if policies.prefix_cache and best_counts is not None:
@@ -115,7 +122,7 @@ def _search_each_choice(
                 continue
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
-        known_best = [result.best for _, result in answers if policy_problem.can_route(*dict(result.best))]
+        known_best = [result.best for _, result in searches if policy_problem.can_route(*dict(result.best))]
         start_fleets = [*start, *map(policy_problem.oracle.fleet, known_best), *unlimited_best]
         result, unlimited = search_or_explain(policy_problem, start_fleets, prove=prove, walks=walks)
         # The best fleet beyond the budgets, if one is known, is still a start for the next choices.
@@ -129,12 +136,12 @@ def _search_each_choice(
             result = polish_pins(
                 policy_problem, result, partial(find_best_fleet, policy_problem, prove=prove, walks=walks)
             )
-        answers += [(policy_problem, result), *_with_refitted_router(policy_problem, result)]
-    if not answers:
-        answers = _race_within_limits(problem, failures, start)
-    if not answers:
+        searches += [(policy_problem, result), *_with_refitted_router(policy_problem, result)]
+    if not searches:
+        searches = _race_within_limits(problem, failures, start)
+    if not searches:
         raise _no_fleet_error(problem, [failure.error for _, failure in failures])
-    return race_policies(problem, _as_sure_as_all(answers, [failure for _, failure in failures]))
+    return race_policies(problem, _as_sure_as_all(searches, [failure for _, failure in failures]))
 
 
 def _needs_caches(problem: Problem) -> bool:
@@ -146,31 +153,29 @@ def _needs_caches(problem: Problem) -> bool:
     return bool(unreachable_limits(problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace)))
 
 
-def _as_sure_as_all(
-    answers: Sequence[tuple[Problem, FleetSearch]], failures: Sequence[NoFleet]
-) -> list[tuple[Problem, FleetSearch]]:
-    """The answers, changed so that none claims more than all searches together have proved.
+def _as_sure_as_all(searches: Sequence[PolicySearch], failures: Sequence[NoFleet]) -> list[PolicySearch]:
+    """The searches, changed so that none claims more than all searches together have proved.
 
     Searches without a fleet (`failures`) count too: if such a search was cut short, a cheaper fleet may hold
     with its policies.
     """
-    results: list[FleetSearch | NoFleet] = [*failures, *(result for _, result in answers)]
+    results: list[FleetSearch | NoFleet] = [*failures, *(result for _, result in searches)]
     is_every_mix_simulated = all(result.is_every_mix_simulated for result in results)
-    for _, result in answers:
+    for _, result in searches:
         search = result.level0.search
         for failure in failures:
             search.assumed |= failure.level0_search.assumed
             search.is_exact &= failure.level0_search.is_exact
             search.is_exhausted &= failure.level0_search.is_exhausted
     return [
-        (answered, replace(result, is_every_mix_simulated=is_every_mix_simulated))
-        for answered, result in answers
+        (problem, replace(result, is_every_mix_simulated=is_every_mix_simulated))
+        for problem, result in searches
     ]
 
 
 def _race_within_limits(
     problem: Problem, failures: Sequence[tuple[Problem, NoFleet]], start: Sequence[Fleet]
-) -> list[tuple[Problem, FleetSearch]]:
+) -> list[PolicySearch]:
     """Race the other policies, if no fleet within the limits holds with those that were searched. Returns a
     search with the policy under which the cheapest fleet holds; nothing if there is none.
 
@@ -254,14 +259,14 @@ def _with_fitted_router(problem: Problem, start: Sequence[Fleet]) -> tuple[Probl
     return problem, start
 
 
-def _with_refitted_router(problem: Problem, found: FleetSearch) -> list[tuple[Problem, FleetSearch]]:
+def _with_refitted_router(problem: Problem, found: FleetSearch) -> list[PolicySearch]:
     """Searches with the router's settings fitted anew, each to a fleet that costs less than the best one of
     the search before it, and that keeps the SLO with these settings alone.
 
     The settings that suit one fleet may let all requests with one prefix wait for the same worker of another
     fleet, so a search with one fit overlooks fleets that a second fit would keep.
     """
-    searches: list[tuple[Problem, FleetSearch]] = []
+    searches: list[PolicySearch] = []
     for _ in range(MOST_ROUNDS if problem.oracle.policies.prefix_cache else 0):
         cheaper = sorted(near_fleets(problem, found.best, found.level0), key=objective_of)
         try:
@@ -339,19 +344,17 @@ def cheapest_first(raced: Iterable[RacedPolicy]) -> list[RacedPolicy]:
     return sorted((policy for policy in raced if policy.best is not None), key=lambda policy: policy.value)
 
 
-def race_policies(
-    problem: Problem, answers: Sequence[tuple[Problem, FleetSearch]]
-) -> list[tuple[Problem, FleetSearch]]:
-    """The answers, and a search for each policy that won a round of the race."""
-    changes, answers = list(problem.task.policies.raced_changes), list(answers)
+def race_policies(problem: Problem, searches: Sequence[PolicySearch]) -> list[PolicySearch]:
+    """The searches, and one more for each policy that won a round of the race."""
+    changes, searches = list(problem.task.policies.raced_changes), list(searches)
     if not changes:
-        return answers
+        return searches
     gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
-    effort = float(sum(each.oracle.effort() for each, _ in answers))
+    effort = float(sum(each.oracle.effort() for each, _ in searches))
     saves_nothing: list[str] = []
     not_simulated: list[str] = []
     for _ in range(MOST_ROUNDS):
-        chosen, best = best_of(answers)
+        chosen, best = best_of(searches)
         race = race_near_best(chosen, best.best, best.level0, changes, effort)
         effort -= race.effort
         for raced_policy in race.raced:
@@ -373,23 +376,23 @@ def race_policies(
             )
         except InfeasibleError:  # For instance because the time ended before the race's fleet was simulated.
             break
-        answers.append((with_winner, search_result))
+        searches.append((with_winner, search_result))
         # The winner sets the policy of one axis, such as the queue. The next round changes all other axes.
         raced_changes = [raced_policy.change for raced_policy in race.raced]
         changes = [change for change in raced_changes if change.axis != gains[0].change.axis]
         if problem.out_of_time() or not changes:
             break
-    chosen, best = best_of(answers)
+    chosen, best = best_of(searches)
     usual = with_usual_queue(chosen)
-    if usual is not None and not any(each.oracle.policies == usual.oracle.policies for each, _ in answers):
+    if usual is not None and not any(each.oracle.policies == usual.oracle.policies for each, _ in searches):
         # A race adopts a policy only for a lower price. At an equal price the usual queue is taken, which is
         # the simplest.
         if (result := _search_if_best_holds(usual, best.best)) is not None:
-            answers.append((usual, result))
-    for _, result in answers:
+            searches.append((usual, result))
+    for _, result in searches:
         result.level0.search.assumed.add(pruning_rules.POLICY_RACE)
         result.level0.search.is_exact = False
-    answers = [(each, replace(result, is_every_mix_simulated=False)) for each, result in answers]
+    searches = [(each, replace(result, is_every_mix_simulated=False)) for each, result in searches]
     gain_facts.append(
         facts.PoliciesRaced(
             nothing=tuple(dict.fromkeys(saves_nothing)),
@@ -398,9 +401,9 @@ def race_policies(
             of="on-paper",
         )
     )
-    _, winner = best_of(answers)
+    _, winner = best_of(searches)
     with_facts = replace(winner, race_facts=tuple(gain_facts))
-    return [(each, with_facts if result is winner else result) for each, result in answers]
+    return [(each, with_facts if result is winner else result) for each, result in searches]
 
 
 def race_near_best(

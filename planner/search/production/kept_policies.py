@@ -14,7 +14,7 @@ from planner.documents import facts
 from planner.domain import ROUNDING
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
-from planner.search.mixed.best_fleet import FleetSearch, best_of, find_best_fleet
+from planner.search.mixed.best_fleet import FleetSearch, PolicySearch, best_of, find_best_fleet
 from planner.search.mixed.policy_search import (
     RacedPolicy,
     cheapest_first,
@@ -38,9 +38,6 @@ from planner.search.production.three_answers import Production, production_or_pa
 MOST_SEARCHED = 2
 RACE_EFFORTS = 2  # The race may simulate this many times the requests of the search on paper.
 
-Searched = tuple[Problem, FleetSearch]
-"""A problem under one choice of policies, and its search on paper."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PassedFleet:
@@ -55,7 +52,7 @@ class _PassedFleet:
         return objective_of(self.trial.best)
 
 
-def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched], Production | None]:
+def production_of_policies(searched: Sequence[PolicySearch]) -> tuple[list[PolicySearch], Production | None]:
     """The searches on paper, and the three answers with the policies for which production costs least.
 
     The search with these policies comes first. The certificate lists the other searches as alternatives.
@@ -98,7 +95,7 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     return _put_first(best.problem, best_search, searched), production
 
 
-def put_policies_of_fleet_first(searched: Sequence[Searched], fleet: Fleet) -> list[Searched]:
+def put_policies_of_fleet_first(searched: Sequence[PolicySearch], fleet: Fleet) -> list[PolicySearch]:
     """The searches, the one with the policies of `fleet` first. If a race chose these policies, they have no
     search yet, so it is made here. Searches that found a cheaper fleet on paper, or one that would be
     preferred at the same price, are left out.
@@ -111,12 +108,14 @@ def put_policies_of_fleet_first(searched: Sequence[Searched], fleet: Fleet) -> l
     return list(searched) if own is None else _put_first(*own, searched)
 
 
-def _search_with(policies: Policies, searched: Sequence[Searched]) -> Searched | None:
+def _search_with(policies: Policies, searched: Sequence[PolicySearch]) -> PolicySearch | None:
     """The search with these policies, if there is one."""
     return next((row for row in searched if row[0].oracle.policies == policies), None)
 
 
-def _put_first(problem: Problem, own_search: FleetSearch, searched: Sequence[Searched]) -> list[Searched]:
+def _put_first(
+    problem: Problem, own_search: FleetSearch, searched: Sequence[PolicySearch]
+) -> list[PolicySearch]:
     """This problem's search first, then those with other policies that found no cheaper fleet on paper."""
     others = [
         (other, other_search)
@@ -126,7 +125,7 @@ def _put_first(problem: Problem, own_search: FleetSearch, searched: Sequence[Sea
     return [(problem, own_search), *others]
 
 
-def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Production | None]:
+def _production_with_pins(searched: list[PolicySearch]) -> tuple[list[PolicySearch], Production | None]:
     """Production with the best policies on paper; or, if that is cheaper, with other policies that cost as
     little on paper, or with pinned prefixes.
 
@@ -158,7 +157,7 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
     return _put_first(best.problem, best.paper, searched), with_answers(best.problem, best.paper, best.trial)
 
 
-def _plan_and_test(searched: Searched, *, below_value: float | None = None) -> _PassedFleet | None:
+def _plan_and_test(searched: PolicySearch, *, below_value: float | None = None) -> _PassedFleet | None:
     """Production with these policies; None if there is none below `below_value`, or if it fails its test."""
     problem, paper = searched
     if below_value is not None and paper.value >= below_value * (1 - ROUNDING):
@@ -172,7 +171,7 @@ def _plan_and_test(searched: Searched, *, below_value: float | None = None) -> _
     return _PassedFleet(problem, paper, trial)
 
 
-def _plan_with_others(searched: Sequence[Searched]) -> _PassedFleet | None:
+def _plan_with_others(searched: Sequence[PolicySearch]) -> _PassedFleet | None:
     """Production with other policies, if the best policies on paper have none within the limits: with other
     policies that were searched, or else with the winners of a race in the search's scenarios. The race
     simulates fleets that fill the limits.
@@ -198,7 +197,7 @@ def _plan_with_others(searched: Sequence[Searched]) -> _PassedFleet | None:
     return None
 
 
-def _cheaper_with_first_policies(searched: Sequence[Searched], best: _PassedFleet) -> _PassedFleet:
+def _cheaper_with_first_policies(searched: Sequence[PolicySearch], best: _PassedFleet) -> _PassedFleet:
     """Production with the policies that were searched first on paper, if that is cheaper; otherwise `best`,
     which has the best policies on paper.
     """
@@ -209,7 +208,7 @@ def _cheaper_with_first_policies(searched: Sequence[Searched], best: _PassedFlee
     return best if other is None or other.value >= best.value * (1 - ROUNDING) else other
 
 
-def _with_usual_queue(production: _PassedFleet, searched: Sequence[Searched]) -> _PassedFleet:
+def _with_usual_queue(production: _PassedFleet, searched: Sequence[PolicySearch]) -> _PassedFleet:
     """Production with the queue that engines have by default, if it costs no more; otherwise `production`."""
     usual = with_usual_queue(production.problem)
     if usual is None:
@@ -247,12 +246,12 @@ def _race_in_scenarios(best: _PassedFleet, effort: float) -> tuple[list[RacedPol
     return race.raced, tuple(label_of(problem, policies) for policies in race.without_effort)
 
 
-def _search_with_gain(problem: Problem, paper: FleetSearch, gain: RacedPolicy) -> Searched | None:
+def _search_with_gain(problem: Problem, paper: FleetSearch, gain: RacedPolicy) -> PolicySearch | None:
     """The search on paper with policies that gained in the race; None if no fleet holds on paper."""
     return _search_from(paper, with_policies(problem, gain.policies), gain.best)
 
 
-def _search_from(paper: FleetSearch, other: Problem, best: Counts | None) -> Searched | None:
+def _search_from(paper: FleetSearch, other: Problem, best: Counts | None) -> PolicySearch | None:
     """The search on paper under other policies, which begins with the fleet on paper and with `best`."""
     start = [other.oracle.fleet(paper.best), *([] if best is None else [other.oracle.fleet(best)])]
     try:

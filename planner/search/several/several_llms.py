@@ -185,7 +185,7 @@ def _plan_together(
 
 def _with_fewer_gpus(
     plan: SharedPlan,
-    searches: Sequence[shared_paper.Searched],
+    searches: Sequence[shared_paper.LlmSearches],
     limits: FleetLimits,
     deadline: float,
     progress: Progress,
@@ -225,8 +225,8 @@ def _paid_values(on_paper: Sequence[LlmOnPaper], fleets: Sequence[Counts]) -> li
 
 def _paper_of_llm(
     entry: LlmQuestion,
-    alone: shared_paper.Searched,
-    paper: shared_paper.Searched,
+    alone: shared_paper.LlmSearches,
+    paper: shared_paper.LlmSearches,
     limits: FleetLimits,
     deadline: float,
 ) -> LlmOnPaper:
@@ -247,7 +247,7 @@ def _searches_for_certificates(
     entries: Sequence[LlmQuestion],
     limits: FleetLimits,
     deadline: float,
-) -> tuple[list[shared_paper.Searched], list[OthersLeave | None]]:
+) -> tuple[list[shared_paper.LlmSearches], list[OthersLeave | None]]:
     """For each LLM the search that its certificate describes, and what the other LLMs leave it of the limits.
 
     The certificate describes the search on paper, with one exception: an LLM that requires no safety is
@@ -259,19 +259,20 @@ def _searches_for_certificates(
     fleets = list(shared.fleets)
     for k, entry in enumerate(entries):
         # Where each LLM has its fleet alone in production (`is_each`), that may be its fleet on paper too.
-        is_on_paper = names_of(best_of(searched[k])[1].best) == names_of(fleets[k])
+        problem, search = best_of(searched[k])
+        is_on_paper = names_of(search.best) == names_of(fleets[k])
         if entry.task.safety is None and not (shared.how_chosen.is_each and is_on_paper):
             remaining = limits_beside(limits, fleets, k)
-            problem = replace(best_of(searched[k])[0], task=entry.task, deadline=deadline)
+            problem = replace(problem, task=entry.task, deadline=deadline)
             searched[k] = shared_paper.search_within(problem, remaining, fleets[k])
-            fleets[k] = best_of(searched[k])[1].best
+            fleets[k] = shared_paper.best_search(searched[k]).best
             left_to_each[k] = shared_paper.others_leave_fact(remaining)
     return searched, left_to_each
 
 
 def _certify_plans(
     entries: Sequence[LlmQuestion],
-    searched: Sequence[shared_paper.Searched],
+    searched: Sequence[shared_paper.LlmSearches],
     left_to_each: Sequence[OthersLeave | None],
     shared: SharedProduction | None,
     catalog: Catalog,
@@ -294,7 +295,7 @@ def _certify_plans(
 
 def _add_robustness(
     plans: Sequence[Plan],
-    searched: Sequence[shared_paper.Searched],
+    searched: Sequence[shared_paper.LlmSearches],
     shared: SharedProduction | None,
     limits: FleetLimits,
     deadline: float,

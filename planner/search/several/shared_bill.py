@@ -78,7 +78,7 @@ def plan_by_bill(
     task = question.entries[0].task
     limit = task.cost_limit_usd_per_h
     # The search for a single LLM counts whole nodes itself.
-    if len(question.parts) < 2 or (task.objective != "cost" and limit is None):
+    if len(question.entries) < 2 or (task.objective != "cost" and limit is None):
         return plan(question)
     if limit is None:
         return _least_bill_plan(plan, question, out_of_time, progress)
@@ -134,7 +134,7 @@ def _plan_within_budget(
     If the bill of the best plan is not, all LLMs are planned again on the nodes that the plan of the least
     bill pays for. Raises InfeasibleError as `plan_by_bill` does.
     """
-    by_cost = _with_tasks(question, lambda task: replace(task, objective="cost"))
+    by_cost = question.with_tasks(lambda task: replace(task, objective="cost"))
     try:
         first = plan(question)
     except InfeasibleError as failed:
@@ -145,13 +145,13 @@ def _plan_within_budget(
         return first
     progress(f"whole nodes cost {first.bill.usd_per_h:.2f} USD/h, more than the limit: the least bill")
     workers = plan_by_bill(plan, by_cost, out_of_time, progress).as_one_fleet.running_pools
-    limits = FleetLimits(question.parts[0].task.stock_and_owned)
+    limits = FleetLimits(question.entries[0].task.stock_and_owned)
     paid = [(pool.type, pool.count) for pool in workers]
     stock = {gpu: int(limits.used(FleetLimit("stock", gpu), paid)) for gpu in limits.stock}
-    best = plan(_with_tasks(question, partial(_with_fewer, gpus=stock)))
+    best = plan(question.with_tasks(partial(_with_fewer, gpus=stock)))
     if best.bill.usd_per_h > limit_usd_per_h * (1 + CHEAPER_FRAC):  # As on demand where the other has spot.
         raise _budget_error(best, limit_usd_per_h, is_proved=False)
-    return _as_answer_for_all_stock(best, first, question.parts, stock)
+    return _as_answer_for_all_stock(best, first, question.entries, stock)
 
 
 def _least_bill_plan(

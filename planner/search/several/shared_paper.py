@@ -22,7 +22,7 @@ from planner.search.level0.designs import FleetDesign, learn_from
 from planner.search.level0.level0_search import WALK_EFFORT, designs_of, search_level0
 from planner.search.level0.one_pool import Search
 from planner.search.level0.walk import cheaper_fleets, count_cheaper
-from planner.search.mixed.best_fleet import FleetSearch, best_of, find_best_fleet
+from planner.search.mixed.best_fleet import FleetSearch, PolicySearch, best_of, find_best_fleet
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, names_of, objective_of, workers_of
@@ -38,8 +38,8 @@ from planner.solvers.master import FleetLimits
 
 # At most this many choices of fleets for the nodes of the least bill are tested. Set by hand.
 MOST_BILL_TESTS = 4
-Searched = list[tuple[Problem, FleetSearch]]
-"""The problem and the best fleet under each choice of policies."""
+LlmSearches = list[PolicySearch]
+"""The searches for one LLM, under each choice of policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SharedPaper:
     alone, to count their simulations too.
     """
 
-    searched: Sequence[Searched]
+    searched: Sequence[LlmSearches]
     within: Sequence[OthersLeave | None]
     level0: Cheapest
     is_walked: bool
@@ -69,13 +69,13 @@ def plan_on_paper(
     deadline: float,
     progress: Progress,
     keeps_half: bool,
-) -> tuple[list[Searched], SharedPaper]:
+) -> tuple[list[LlmSearches], SharedPaper]:
     """The searches of each LLM alone, and the fleets of all LLMs together.
 
     With `keeps_half` the search of all LLMs together may take half of the time that the searches alone leave;
     the other half is for production.
     """
-    alone: list[Searched] = []
+    alone: list[LlmSearches] = []
     cache = VerdictCache()
     for k, entry in enumerate(entries):
         progress(f"{entry.name}, with all of the fleet for itself")
@@ -84,7 +84,7 @@ def plan_on_paper(
             until, _progress_of_llm(entry.name, progress), cache=cache, by_gpu=limits.by_gpu
         )
         alone.append(_search_alone(entry, catalog, seed, own_conditions))
-    if not joint_limits.fit_together(limits, (best_of(searched)[1].best for searched in alone)):
+    if not joint_limits.fit_together(limits, (best_search(searched).best for searched in alone)):
         until = share_deadline(deadline, 1) if keeps_half else deadline
         return alone, _plan_shared(entries, alone, limits, until, progress)
     is_walked = all(best.level0.search.is_exact for searched in alone for _, best in searched)
@@ -106,7 +106,13 @@ def _progress_of_llm(name: str, progress: Progress) -> Progress:
     return report
 
 
-def best_value(searched: Searched) -> float:
+def best_search(searched: LlmSearches) -> FleetSearch:
+    """The search with the best fleet of all policies."""
+    _, search = best_of(searched)
+    return search
+
+
+def best_value(searched: LlmSearches) -> float:
     """The objective of the best fleet of all policies, in its unit."""
     problem, best = best_of(searched)
     return objective_paid(problem, best.best)
@@ -114,7 +120,7 @@ def best_value(searched: Searched) -> float:
 
 def _plan_shared(
     entries: Sequence[LlmQuestion],
-    searched_alone: Sequence[Searched],
+    searched_alone: Sequence[LlmSearches],
     limits: FleetLimits,
     deadline: float,
     progress: Progress,
@@ -170,12 +176,12 @@ def _plan_shared(
     return SharedPaper(together, left_to_each, shared, is_walked, binding, oracles)
 
 
-def _on_all_draws(searched: Sequence[Searched]) -> list[Searched]:
+def _on_all_draws(searched: Sequence[LlmSearches]) -> list[LlmSearches]:
     """The searches of each LLM, with their problems on all draws of the traffic."""
     return [[(on_all_draws(problem), best) for problem, best in each] for each in searched]
 
 
-def _designs_of_all(searched: Sequence[Searched]) -> list[list[FleetDesign]]:
+def _designs_of_all(searched: Sequence[LlmSearches]) -> list[list[FleetDesign]]:
     """The designs of each LLM under all choices of its policies."""
     return [
         [design for problem, best in llm_searches for design in designs_of(problem, best.level0)]
@@ -184,7 +190,7 @@ def _designs_of_all(searched: Sequence[Searched]) -> list[list[FleetDesign]]:
 
 
 def find_nodes_of_least_bill(
-    searched_alone: Sequence[Searched],
+    searched_alone: Sequence[LlmSearches],
     limits: FleetLimits,
     below_usd_per_h: float,
     deadline: float,
@@ -226,7 +232,7 @@ def find_nodes_of_least_bill(
 
 
 def _serve_any_mix(
-    searched: Sequence[Searched], limits: FleetLimits, deadline: float, progress: Progress
+    searched: Sequence[LlmSearches], limits: FleetLimits, deadline: float, progress: Progress
 ) -> tuple[list[Problem], list[Counts]] | None:
     """Fleets of all LLMs within the limits, which may have several worker types, and the problems that they
     solve. The LLMs are served in turn: each takes its fleet alone if that fits into what is left, or else the
@@ -259,20 +265,20 @@ def _find_any_mix(problem: Problem) -> Counts | None:
         return None
 
 
-def _level0_value(searched: Searched) -> float:
+def _level0_value(searched: LlmSearches) -> float:
     """The objective of the best fleet with one worker type per pool; infinite if there is none."""
     problem, best = best_of(searched)
     level0 = best.level0.search
     return level0.value if level0.best is None else objective_paid(problem, level0.best)
 
 
-def _level0_where_all_fit(searched_alone: Sequence[Searched], limits: FleetLimits) -> Cheapest:
+def _level0_where_all_fit(searched_alone: Sequence[LlmSearches], limits: FleetLimits) -> Cheapest:
     """The result of level 0 if the best fleets of all LLMs, which may have several types, fit together.
 
     Its value is the sum of the least values of level 0, or infinite if no fleets with this sum are known.
     They are known if the best fleets are not cheaper, or if the fleets of level 0 fit together too.
     """
-    best = [best_of(searched)[1] for searched in searched_alone]
+    best = list(map(best_search, searched_alone))
     cheapest = [min(searched, key=lambda pair: pair[1].level0.search.value) for searched in searched_alone]
     level0 = [result.level0.search for _, result in cheapest]
     least = sum(search.value for search in level0)
@@ -303,7 +309,7 @@ def _without_tie_breaks(level0: Cheapest, fleets: Iterable[tuple[Problem, Counts
     return replace(level0, value=value, bound=value if is_tight else bound)
 
 
-def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> bool:
+def _fewest_are_too_many(searched: Sequence[LlmSearches], limits: FleetLimits) -> bool:
     """Whether some limit is too small for one worker of each LLM, of the type that uses least of it."""
     # The worker types of an LLM are the same under all of its policies, so its first problem is enough.
     types_by_llm = [problem.types for (problem, _), *_ in searched]
@@ -315,7 +321,7 @@ def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> b
 
 
 def _simulate_all_cheaper(
-    searched: Sequence[Searched], llms: Sequence[Sequence[FleetDesign]], shared: Cheapest, deadline: float
+    searched: Sequence[LlmSearches], llms: Sequence[Sequence[FleetDesign]], shared: Cheapest, deadline: float
 ) -> bool:
     """Simulate every fleet of level 0 that a choice cheaper than `shared` could contain, and record in the
     designs (`llms` has those of each LLM) which fleets are feasible.
@@ -353,7 +359,7 @@ def _simulate_all_cheaper(
 
 def _search_within_others(
     entries: Sequence[LlmQuestion], problems: Sequence[Problem], chosen: Sequence[Counts], deadline: float
-) -> tuple[list[Searched], list[OthersLeave]]:
+) -> tuple[list[LlmSearches], list[OthersLeave]]:
     """Search for each LLM within what the other LLMs leave, starting from its fleet in `chosen`; the fleets
     of `chosen` fit together. LLMs are searched in turn, so one may take GPUs with which a later one would
     save more. So if some LLM changes its fleet, the searches are repeated with each later LLM as the first,
@@ -362,7 +368,7 @@ def _search_within_others(
     last = len(entries)
     best = _search_in_order(entries, problems, chosen, range(last), deadline)
     searched, _ = best
-    fleets = [names_of(best_of(llm_searches)[1].best) for llm_searches in searched]
+    fleets = [names_of(best_search(llm_searches).best) for llm_searches in searched]
     changed = (k for k, fleet in enumerate(fleets) if fleet != names_of(chosen[k]))
     for first in range(next(changed, last) + 1, last):
         if is_over(deadline):
@@ -379,22 +385,22 @@ def _search_in_order(
     chosen: Sequence[Counts],
     order: Sequence[int],
     deadline: float,
-) -> tuple[list[Searched], list[OthersLeave]]:
+) -> tuple[list[LlmSearches], list[OthersLeave]]:
     """The searches of `_search_within_others` in one order of the LLMs, and what the others leave to each."""
     fleets = list(chosen)
-    searched: dict[int, Searched] = {}
+    searched: dict[int, LlmSearches] = {}
     left_to_each: dict[int, OthersLeave] = {}
     for searched_count, k in enumerate(order):
         remaining = joint_limits.limits_beside(problems[k].limits, fleets, k)
         until = share_deadline(deadline, len(entries) - searched_count)
         problem = replace(problems[k], task=entries[k].task, deadline=until)
         searched[k] = search_within(problem, remaining, fleets[k])
-        fleets[k] = best_of(searched[k])[1].best
+        fleets[k] = best_search(searched[k]).best
         left_to_each[k] = others_leave_fact(remaining)
     return [searched[k] for k in sorted(order)], [left_to_each[k] for k in sorted(order)]
 
 
-def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> Searched:
+def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> LlmSearches:
     """Search for an LLM within the limits that the other LLMs leave, starting from the fleet `start`."""
     problem = joint_limits.problem_within(problem, remaining)
     problem = replace(problem, lower=lower_bound(problem))
@@ -431,7 +437,7 @@ def share_deadline(deadline: float, shares: int) -> float:
     return now + max(deadline - now, 0.0) / (shares + 1)
 
 
-def _search_alone(entry: LlmQuestion, catalog: Catalog, seed: int, conditions: Conditions) -> Searched:
+def _search_alone(entry: LlmQuestion, catalog: Catalog, seed: int, conditions: Conditions) -> LlmSearches:
     """The search for one LLM with all of the fleet for itself; errors name the LLM."""
     try:
         return search_llm(SearchInputs(entry.task, entry.trace, catalog, seed, conditions))
@@ -442,7 +448,7 @@ def _search_alone(entry: LlmQuestion, catalog: Catalog, seed: int, conditions: C
 
 
 def _simulate_in_turn(
-    searched: Sequence[Searched], limits: FleetLimits, until: float, progress: Progress
+    searched: Sequence[LlmSearches], limits: FleetLimits, until: float, progress: Progress
 ) -> None:
     """Search the LLMs one after another, each within what those before it leave, in the orders of
     `serve_in_turn`, until one order serves all LLMs.

@@ -29,7 +29,7 @@ from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.level0.cheapest import Cheapest, cheapest_designs, shared_limits
 from planner.search.level0.designs import FleetDesign
 from planner.search.level0.level0_search import designs_of
-from planner.search.mixed.best_fleet import FleetSearch
+from planner.search.mixed.best_fleet import FleetSearch, PolicySearch
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import (
     Counts,
@@ -92,7 +92,7 @@ class SharedProduction:
     how_chosen: ProductionShared | None
     llms: tuple[_LlmProduction, ...] = ()
 
-    def scenario_searches(self) -> list[list[tuple[Problem, FleetSearch]]]:
+    def scenario_searches(self) -> list[list[PolicySearch]]:
         """Each LLM's problem in its scenarios, with the verdicts found so far, and its search on paper. Empty
         if `fleets` are those on paper.
         """
