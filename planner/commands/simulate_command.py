@@ -118,8 +118,7 @@ def simulate(
         # file is not passed on, so that `run_controller` raises an error that names them all.
         limits = None if seeds > 1 or closed_loop or rate or window else slo
         settings = (autoscale, start, catalog, seed, out, drop_invalid, json_output)
-        run_controller(fleet_file, trace, limits, *settings)
-        return
+        return run_controller(fleet_file, trace, limits, *settings)
     with Progress(quiet=quiet) as progress:
         all_rows = read_catalog(catalog)
         fleet = read_fleet(fleet_file, all_rows, slo=slo)
@@ -129,17 +128,16 @@ def simulate(
             trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None
         )
         warnings += requests.warnings + _print_unmodelled(fleet, requests)
-        seeds_text = "" if seeds == 1 else f"{seeds} seeds of "
         workers_text = count_text(fleet.workers, "worker")
+        seeds_text = "" if seeds == 1 else f"{seeds} seeds of "
         progress(f"simulating {seeds_text}{count_text(len(requests), 'request')} on {workers_text}")
         run = partial(
             simulate_fleet, fleet, requests, slo, traffic=traffic, catalog=all_rows, closed_loop=closed_loop
         )
         result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=runs_on)
         answer = result.to_dict() | _explained(result, moments, operators)
-        warnings += print_warnings(
-            () if result.slo is None else slo_and_traffic_warnings(result.slo, requests)
-        )
+        if result.slo is not None:
+            warnings += print_warnings(slo_and_traffic_warnings(result.slo, requests))
         if out is not None:
             result.save(out)
     if json_output:

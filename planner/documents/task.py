@@ -29,7 +29,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from planner.documents import question_warnings
 from planner.documents.catalog import Catalog
 from planner.documents.commitments import KEYS as COMMITMENT_KEYS
 from planner.documents.commitments import parse_commitments
@@ -58,6 +57,7 @@ from planner.documents.policy_choices import (
     with_classes,
     without_pins,
 )
+from planner.documents.question_warnings import fleet_warnings, lora_warnings, slo_warnings
 from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, SlowdownLimits, parse_slo
 from planner.documents.speculative import check_scheduling, parse_speculative, speculative_of_engine
@@ -518,9 +518,8 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     _check_throughput(task, where)
     _check_day(question)
     _check_target(task, question, catalog)
-    return replace(
-        task, considers_all_gpus="gpus" not in fleet, warnings=_find_warnings(task, fleet, catalog)
-    )
+    warnings = _find_warnings(task, fleet, catalog)
+    return replace(task, considers_all_gpus="gpus" not in fleet, warnings=warnings)
 
 
 def _offered_stock(
@@ -542,17 +541,10 @@ def _find_warnings(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tupl
     if "gpus" in fleet:
         named = _named_stock(fleet.get("gpus"), catalog, fleet.path_of("gpus"), may_be_empty=True)
     prices, _, _, spot = _parse_prices(fleet, catalog)
-    spot_prices = {name: market.price_usd_per_h for name, market in spot.items()}
-    of_fleet = question_warnings.fleet_warnings(
-        named, task.owned, prices, spot_prices, task.sold_whole, catalog
-    )
+    spot_prices = {name: terms.price_usd_per_h for name, terms in spot.items()}
+    of_fleet = fleet_warnings(named, task.owned, prices, spot_prices, task.sold_whole, catalog)
     of_llm = (FOLDER_SERVED.format(name=task.llm),) if _is_folder(task.llm, catalog) else ()
-    return (
-        *question_warnings.slo_warnings(task.slo),
-        *of_fleet,
-        *of_llm,
-        *question_warnings.lora_warnings(task.lora),
-    )
+    return (*slo_warnings(task.slo), *of_fleet, *of_llm, *lora_warnings(task.lora))
 
 
 def _is_folder(llm: str, catalog: Catalog) -> bool:
