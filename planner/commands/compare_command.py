@@ -79,9 +79,8 @@ def compare(
         policy_variants = _policy_variants(policies or [])
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
         files = [(path, read_fleet(path, rows, slo=slo)) for _, path in paths]
-        warnings = print_warnings(
-            d for file in files for d in fleet_file_warnings(*file, slo=slo, catalog=rows)
-        )
+        sentences = [text for file in files for text in fleet_file_warnings(*file, slo=slo, catalog=rows)]
+        warnings = print_warnings(sentences)
         # The unscaled requests: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
         requests = read_requests(
             trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None

@@ -106,9 +106,8 @@ def schedule(
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
         caveats = [caveat] if (caveat := schedule_caveat(market, has_question=slo is not None)) else []
         # Only a plan.yaml has a caveat, so with one there is a fleet, which may have warnings too.
-        fleet_warnings = print_warnings(
-            fleet_file_warnings(market, read_fleet(market, catalog)) if caveats else ()
-        )
+        sentences = fleet_file_warnings(market, read_fleet(market, catalog)) if caveats else ()
+        fleet_warnings = print_warnings(sentences)
         warnings = [*caveats, *fleet_warnings] + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(
             market_terms,

@@ -145,7 +145,7 @@ def _missed_text(row: JointDay) -> str:
 
 def to_json(answer: JointAnswer) -> dict[str, Any]:
     """What `plan day --json` prints for several LLMs; `llms` has the object of each LLM."""
-    optimum = answer.optimum
+    optimum, llms = answer.optimum, answer.by_llm
     return {
         "winner": answer.winner.name,
         "stock": dict(answer.stock),
@@ -157,12 +157,9 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
                 "windows": row.windows,
                 "missed": row.missed_windows,
                 "regret_usd": answer.regret_usd(row),
-                "usd_by_llm": {
-                    llm: llm_day.usd for llm, llm_day in zip(answer.by_llm, row.llm_days, strict=True)
-                },
+                "usd_by_llm": {llm: day.usd for llm, day in zip(llms, row.llm_days, strict=True)},
                 "missed_by_llm": {
-                    llm: llm_day.missed_windows
-                    for llm, llm_day in zip(answer.by_llm, row.llm_days, strict=True)
+                    llm: day.missed_windows for llm, day in zip(llms, row.llm_days, strict=True)
                 },
             }
             for row in answer.rows

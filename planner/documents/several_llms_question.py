@@ -257,9 +257,8 @@ def _with_traces(
                 trace_by_source[source] = read_trace(
                     source, seed=None, drop_invalid=drop_invalid, log_options=log_options
                 )
-        llm = _llm_in_trace(
-            entry, trace_by_source[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own
-        )
+        trace, where = trace_by_source[source], f"{path}: llms: {entry.name}"
+        llm = _llm_in_trace(entry, trace, catalog, where, is_own=is_own)
         # Two entries may each name the same file, but each row of --trace belongs to one entry.
         if not is_own and (source, llm) in taken:
             same = f"the rows to {llm!r}" if llm is not None else "all rows"
@@ -269,8 +268,8 @@ def _with_traces(
             )
         if not is_own:
             taken[source, llm] = entry.name
-        trace = trace_by_source[source] if llm is None else trace_by_source[source].of_llm(llm)
-        questions.append(LlmQuestion(entry.name, entry.task, trace))
+        own_trace = trace if llm is None else trace.of_llm(llm)
+        questions.append(LlmQuestion(entry.name, entry.task, own_trace))
     files = tuple(source for source in trace_by_source if isinstance(source, Path))
     return SeveralLlmsQuestion(tuple(questions), _note_unplanned(trace_by_source, common, taken), files)
 

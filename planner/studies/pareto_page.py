@@ -147,12 +147,11 @@ def frontier_table(frontier: Frontier, *, with_proof: bool = True) -> list[dict[
     """
     stairs = frontier_document(frontier)["steps"]
     has_asked = any(stair["is_asked"] for stair in stairs)
+    ends = {"rate, holds from": "holds_from"} if frontier.is_rising else {}
+    ends[f"{frontier.axis}, holds to"] = "holds_to"
     return [
         {
-            **(
-                {"rate, holds from": _limit_text(frontier, stair["holds_from"])} if frontier.is_rising else {}
-            ),
-            f"{frontier.axis}, holds to": _limit_text(frontier, stair["holds_to"]),
+            **{column: _limit_text(frontier, stair[key]) for column, key in ends.items()},
             frontier.objective_unit: f"{stair['value']:.6g}",
             "fleet": stair["fleet"],
             **_answer_cells(stair),

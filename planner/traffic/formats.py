@@ -552,10 +552,8 @@ class TraceRows:
         messages = time_warnings.long_gap_warnings(self.path.name, arrival_s)
         is_plain_number = self.origin is None and per_s == self.format.ticks_per_s
         if not messages and is_plain_number and self.format.name in ("generic", "Mooncake"):
-            lengths = self.counts[0], self.counts[1]
-            messages = time_warnings.clock_unit_warnings(
-                self.path.name, self.clock, lengths, arrival_s, per_s
-            )
+            lengths, name = (self.counts[0], self.counts[1]), self.path.name
+            messages = time_warnings.clock_unit_warnings(name, self.clock, lengths, arrival_s, per_s)
         return messages
 
     def _ticks_per_s(self, first: float, notes: list[str]) -> float:

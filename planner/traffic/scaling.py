@@ -87,9 +87,8 @@ class RateRequest:
             return select_window(draw_requests(self.described.at_rate(rate_rps), seed=seed), self.window)
         if self.rate_rps is None:
             return select_window(trace, self.window)
-        return busiest_at(
-            trace, self.rate_rps, self.window, scale=self.scale, rng=np.random.default_rng(seed)
-        )
+        rng = np.random.default_rng(seed)
+        return busiest_at(trace, self.rate_rps, self.window, scale=self.scale, rng=rng)
 
 
 def checked_scale(scale: str, where: str = "traffic: scale") -> Any:

@@ -133,7 +133,7 @@ def pareto(asked: TwoRoutes) -> list[str]:
     wrong = []
     for factor in (1.0, asked.rng.uniform(0.6, 1.9)):
         limit = name * factor
-        beyond = found.steps[-1].corner
+        beyond = found.stairs[-1].corner
         if "plans were made" in found.ended and (limit > beyond if found.is_rising else limit < beyond):
             continue  # nobody walked so far
         step = found.best_at(limit)

@@ -225,10 +225,8 @@ def _find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: b
 def best_of(searches: Sequence[PolicySearch]) -> PolicySearch:
     """The cheapest search; of equally cheap ones the first with the engines' usual queue, else the first."""
     least = min(search.value for _, search in searches)
-    equal = [
-        (problem, search) for problem, search in searches if search.value <= least * problem.same_value_factor
-    ]
-    return min(equal, key=lambda policy_search: policy_search[0].oracle.policies.queue != Policies().queue)
+    equal = [each for each in searches if each[1].value <= least * each[0].same_value_factor]
+    return min(equal, key=lambda each: each[0].oracle.policies.queue != Policies().queue)
 
 
 def _prefer_uncapped(problem: Problem, level0: Level0) -> None:

@@ -113,16 +113,14 @@ def _search_with(policies: Policies, searched: Sequence[PolicySearch]) -> Policy
     return next((row for row in searched if row[0].oracle.policies == policies), None)
 
 
-def _put_first(
-    problem: Problem, own_search: FleetSearch, searched: Sequence[PolicySearch]
-) -> list[PolicySearch]:
+def _put_first(problem: Problem, own: FleetSearch, searched: Sequence[PolicySearch]) -> list[PolicySearch]:
     """This problem's search first, then those with other policies that found no cheaper fleet on paper."""
     others = [
         (other, other_search)
         for other, other_search in searched
-        if other is not problem and best_of([(problem, own_search), (other, other_search)])[0] is problem
+        if other is not problem and best_of([(problem, own), (other, other_search)])[0] is problem
     ]
-    return [(problem, own_search), *others]
+    return [(problem, own), *others]
 
 
 def _production_with_pins(searched: list[PolicySearch]) -> tuple[list[PolicySearch], Production | None]:

@@ -245,9 +245,8 @@ def _serve_any_mix(
             return None
         progress("LLMs one after another on what is left, with fleets of several types")
         problem, alone = best_of(searched[k])
-        within = joint_limits.problem_within(
-            replace(problem, deadline=share_deadline(deadline, 1)), remaining
-        )
+        until = share_deadline(deadline, 1)
+        within = joint_limits.problem_within(replace(problem, deadline=until), remaining)
         problem_of[k] = problem
         return alone.best if within.allows(alone.best) else _find_any_mix(within)
 

@@ -315,10 +315,8 @@ def _unsure_error(
     likely = {role: name for role, name in column_by_role.items() if name}
     # The suggested map takes ends for arrivals if there is nothing better, and the message says so.
     if "arrival" in missing and likely.get("end"):
-        ambiguities = [
-            *ambiguities,
-            f"{likely['end']} is when requests ended, and no column says how long they took",
-        ]
+        ambiguity = f"{likely['end']} is when requests ended, and no column says how long they took"
+        ambiguities = [*ambiguities, ambiguity]
         likely["arrival"] = likely.pop("end")
         missing = [role for role in missing if role != "arrival"]
     columns = dict.fromkeys(missing, "COLUMN") | likely
@@ -333,10 +331,8 @@ def _unsure_error(
         ambiguities = [*ambiguities, f"{name} holds dates{swap}"]
     elif "arrival" in missing and (name := _unnamed_clock_column(sample)):
         columns["arrival"] = name
-        ambiguities = [
-            *ambiguities,
-            f"{name} holds dates, and its name does not say whether requests arrived then",
-        ]
+        ambiguity = f"{name} holds dates, and its name does not say whether requests arrived then"
+        ambiguities = [*ambiguities, ambiguity]
     # The order in which the map is suggested.
     roles = [
         role for role in ("arrival", "end", "duration", "input", "output", *_LIKELY_NAMES) if role in columns
