@@ -1,9 +1,9 @@
 """The arrays in which the simulator keeps prefix caches, made from a fleet and a trace; caches.py changes
 them.
 
-A node (of the prefix tree, not a machine) stands for a block of TREE_NODE_TOKENS tokens and all blocks before it:
-two prompts share the node if they agree up to the block's end. The block is as large as TREE_NODE_BLOCKS KV
-blocks. Every copy of a node on a worker is an entry. The entries of all workers are in one array, with one
+A node (of the prefix tree, not a machine) stands for a block of TREE_NODE_TOKENS tokens and all blocks before
+it: two prompts share the node if they agree up to the block's end. The block is as large as TREE_NODE_BLOCKS
+KV blocks. Every copy of a node on a worker is an entry. The entries of all workers are in one array, with one
 hash index to the first copy of each node on each worker. When a request leaves, its blocks that belong to no
 node, above all those of its output, become one entry too.
 

@@ -142,7 +142,7 @@ def test_decode_pools_alone_go_by_the_largest_of_several_ttft_limits(monkeypatch
         judged.append(slo)
         return True
 
-    monkeypatch.setattr(Oracle, "_answer", answer)
+    monkeypatch.setattr(Oracle, "_simulate_once", answer)
     worker = a_pool("dec", "decode", "h100-80g", 2, 1).type
     for largest_s in (2.0, 1.0):
         slo = Slo((Limit("ttft", 0.99, largest_s), Limit("ttft", 0.5, 1.0)))
