@@ -518,8 +518,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     _check_throughput(task, where)
     _check_day(question)
     _check_target(task, question, catalog)
-    warnings = _find_warnings(task, fleet, catalog)
-    return replace(task, considers_all_gpus="gpus" not in fleet, warnings=warnings)
+    return replace(task, considers_all_gpus="gpus" not in fleet, warnings=_warnings_of(task, fleet, catalog))
 
 
 def _offered_stock(
@@ -533,7 +532,7 @@ def _offered_stock(
     }
 
 
-def _find_warnings(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
+def _warnings_of(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
     """Parts of the question that may be meant differently, as sentences. Stock and prices are parsed again,
     because those of `task` also have entries that the file does not: all GPUs, and a provider's offers.
     """
