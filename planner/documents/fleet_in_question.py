@@ -1,7 +1,8 @@
 """Completes a fleet.yaml from the slo.yaml with which it is simulated.
 
 Keys that fleet.yaml lacks are taken from slo.yaml: `prices`, `sold_as` and `electricity` by GPU, `engine` or
-`host_overhead`, `lora` and `network`. A plan.yaml already has them all.
+`host_overhead`, `lora` and `network`, and the times of classes (`policies: due`) for a queue by deadline. A
+plan.yaml already has them all.
 """
 
 from collections.abc import Mapping
@@ -11,11 +12,15 @@ from typing import Any
 from planner.documents.catalog import Catalog
 from planner.documents.gpu_payment import KEYS as PAID_KEYS
 from planner.documents.gpu_payment import paid_document, uncapped_name
+from planner.documents.policy_choices import due_of
+from planner.documents.policy_settings import due_document
 from planner.documents.task import PlanQuestion
 from planner.errors import CatalogError
 from planner.fleet import Policies
+from planner.policies import QUEUE
 
 Document = Mapping[str, Any]
+BY_DEADLINE = [name for name, row in QUEUE.items() if row.by_deadline]
 
 
 def complete_fleet(
@@ -30,6 +35,11 @@ def complete_fleet(
     if _batches_as_engine(fleet) and not {"engine", "host_overhead"} & {*fleet}:
         # `engine` and `host_overhead` both give the host's time, so a fleet with one of them gets neither.
         of_question |= {"engine": question.get("engine"), "host_overhead": section.get("host_overhead")}
+    policies = fleet.get("policies")
+    if isinstance(policies, Mapping) and policies.get("queue") in BY_DEADLINE and "due" not in policies:
+        # Of an SLO without classes there is nothing to take, and `parse_policies` asks for `due`.
+        due = due_document(due_of(task.slo))
+        fleet = {**fleet, "policies": {**policies, **({"due": due} if due else {})}}
     missing_keys = {
         key: value for key, value in of_question.items() if value is not None and key not in fleet
     }

@@ -1,6 +1,6 @@
 """The section `policies`: how fleet.yaml and slo.yaml write names and settings of planner/policies.py."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from planner.documents.kv_offload_settings import kv_offload_document, parse_kv_offload
@@ -119,6 +119,14 @@ def parse_settings(section: Section) -> dict[str, Any]:
     return chosen
 
 
+def due_document(due: Iterable[tuple[Selector, float]]) -> dict[str, Any]:
+    """`due:` of fleet.yaml: the classes, each with the seconds [s] in which its requests are due."""
+    return {
+        selector.name: {"match": selector_document(selector), "within": show_exactly(due_s, "s")}
+        for selector, due_s in due
+    }
+
+
 def policies_document(policies: Policies) -> dict[str, Any]:
     """The section that `parse_policies` reads as these policies. `batching`, the two routings, `pools` and
     `prefix_cache` are always written, other fields where they differ from the default.
@@ -139,10 +147,7 @@ def policies_document(policies: Policies) -> dict[str, Any]:
     if policies.tenant_weights:
         document["tenant_weights"] = dict(policies.tenant_weights)
     if policies.due:
-        document["due"] = {
-            selector.name: {"match": selector_document(selector), "within": show_exactly(due_s, "s")}
-            for selector, due_s in policies.due
-        }
+        document["due"] = due_document(policies.due)
     if policies.kv_offload is not None:
         document["kv_offload"] = kv_offload_document(policies.kv_offload)
     return document | {"pools": policies.pools, "prefix_cache": policies.prefix_cache}

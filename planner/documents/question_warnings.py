@@ -72,7 +72,7 @@ def deadline_warnings(slo: Slo, trace: Trace) -> Iterator[str]:
         patience_s = slo.patience_of(selector, trace.duration_s)
         if patience_s < longest.limit_s:
             yield (
-                f"slo: {longest.name} <= {show_s(longest.limit_s)}: the last requests may wait about "
+                f"slo: {longest.label} <= {show_s(longest.limit_s)}: the last requests may wait about "
                 f"{show_s(patience_s)} of it, the longer of a tenth of the traffic and {BACKLOG_LIMIT_S:g} "
                 f"s, or a backlog could go unseen; a trace of {show_s(10 * longest.limit_s)} uses it in full"
             )

@@ -247,6 +247,9 @@ def test_the_rate_may_be_left_out_where_it_is_sought() -> None:
     sought = question | {"objective": "throughput", "fleet": {"gpus": {"l40s-48g": 4}}}
     found = parse_task(sought, CATALOG).described
     assert found is not None and found.rate_rps == (5.0,)
+    assert not parse_task(sought, CATALOG).warnings
+    named = sought | {"traffic": {"task": "chat", "rate": 4}}
+    assert any("does not keep to 4;" in warning for warning in parse_task(named, CATALOG).warnings)
     with pytest.raises(InputError, match="rate: is missing"):
         parse_task(question, CATALOG)
 

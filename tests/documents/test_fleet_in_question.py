@@ -109,3 +109,16 @@ def test_a_price_by_a_name_and_by_an_alias_is_refused() -> None:
     """The last one counted."""
     with pytest.raises(InputError, match="prices: h100 is h100-80g, which is given twice"):
         read_fleet({**FLEET, "prices": {"h100-80g": "2 usd/h", "h100": "3 usd/h"}})
+
+
+def test_a_queue_by_deadline_takes_the_times_of_the_classes() -> None:
+    """`due` was asked for beside a slo.yaml that has the classes."""
+    classes = {
+        "chat": {"match": {"input_tokens": {"to": 400}}, "ttft": {"p90": "1 s"}},
+        "batch": {"match": {"input_tokens": {"from": 401}}, "deadline": "10 min"},
+    }
+    by_deadline = {**FLEET, "policies": {"queue": "edf"}}
+    due = read_fleet(by_deadline, slo={**QUESTION, "slo": {"classes": classes}}).policies.due
+    assert [(selector.name, due_s) for selector, due_s in due] == [("chat", 1.0), ("batch", 600.0)]
+    with pytest.raises(InputError, match="add due"):
+        read_fleet(by_deadline, slo=QUESTION)
