@@ -17,6 +17,7 @@ from planner.documents.safety import LEAST_KEPT_FRAC, MOST_GROWTH_FRAC, MOST_KEP
 from planner.documents.task import Objective
 from planner.errors import PlannerError
 from planner.files.checked_files import read_yaml, to_yaml
+from planner.fleet import Network
 from planner.models.parallelism import MAX_PP
 from planner.policies import PLANNED_QUEUES, QUEUE
 from planner.slo_metrics import METRICS
@@ -581,6 +582,8 @@ def engine_inputs(place: str = "ask") -> Form:
     chosen["bandwidth"] = st.number_input(
         "Network between workers [GB/s]",
         min_value=LEAST_VALUE,
+        value=None,
+        placeholder=f"{Network().bandwidth_bytes_per_s / 1e9:g}, not stated",
         format="%g",
         key=f"{place}_bandwidth",
         help="Over it, prefill workers hand the KV cache of a prompt to decode workers.",

@@ -261,6 +261,7 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
         described = {"source": SAMPLE if form["trace"].startswith(f"{SAMPLES}/") else UPLOAD}
     owned = {catalog.gpu(str(name)).name: count for name, count in task.owned.items()}
     longest_wait_s = task.policies.longest_wait_s
+    states_bandwidth = "bandwidth" in ((document.get("fleet") or {}).get("network") or {})
     return (
         form
         | limits
@@ -288,7 +289,7 @@ def form_of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) 
             "queues": queues,
             "stages": list(task.stages),
             "longest_wait": None if not queues or math.isinf(longest_wait_s) else longest_wait_s,
-            "bandwidth": converted(task.network.bandwidth_bytes_per_s, 1e-9),
+            "bandwidth": converted(task.network.bandwidth_bytes_per_s, 1e-9) if states_bandwidth else None,
             "host_overhead": converted(task.host_overhead_s, 1e3),
             "more": more,
         }
@@ -347,7 +348,8 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         fleet["prices"] = prices
     if form["stages"] not in ([1], []):  # One stage is the default.
         fleet["pp"] = form["stages"]
-    fleet["network"] = {"bandwidth": _with_unit(form["bandwidth"], "GB/s")}
+    if form["bandwidth"] is not None:  # A plan says whether a link was stated.
+        fleet["network"] = {"bandwidth": _with_unit(form["bandwidth"], "GB/s")}
     if form["host_overhead"]:
         fleet["host_overhead"] = _with_unit(form["host_overhead"], "ms")
     question: dict[str, Any] = {"llm": form["llm"]}
