@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 KeysAndValues: TypeAlias = Mapping[str, Any]
 TraceLike: TypeAlias = "Trace | pd.DataFrame | str | Path"
 FleetLike: TypeAlias = "Fleet | PlanResult | KeysAndValues | str | Path"
-# `plan check` draws described traffic of at most so many requests, in a second or two.
-MOST_CHECKED_REQUESTS = 200_000
-
 SloLike: TypeAlias = "Slo | TaskDocument | KeysAndValues | str | Path | None"
 TrafficLike: TypeAlias = "RateRequest | KeysAndValues | None"
+# `plan check` draws described traffic of at most so many requests, in a second or two.
+MOST_CHECKED_REQUESTS = 200_000
 
 
 def read_trace(

@@ -8,9 +8,9 @@ its share, because bursts weigh more on few workers.
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.documents.catalog import Catalog
 from planner.documents.markets import parse_market
@@ -181,7 +181,8 @@ def _gpus_in_limit(plan: Mapping[str, Any], gpu: str, task: PlanQuestion) -> int
     """How many of this GPU are in as many equal parts of the plan's fleet as `limits: {gpus}` allows; of a
     plan with this GPU alone the limit itself.
     """
-    of_part = _gpus_of_part(plan)
+    _, pools_of_part = _equal_parts(plan)
+    of_part = _gpus_of_part(pools_of_part)
     if task.gpu_limit is None or len(of_part) == 1:
         return task.gpu_limit
     return task.gpu_limit // sum(of_part.values()) * of_part[gpu]
@@ -217,12 +218,20 @@ def _round_up(rate_rps: float) -> float:
     return math.ceil(rate_rps / step - ROUNDING) * step
 
 
-def _workers_of_plan(
-    plan: Mapping[str, Any],
-) -> tuple[Counter[tuple[str, str, str]], dict[tuple[str, str, str], int]]:
-    """The workers of each kind of pool, and the GPUs of one of them. Pools that differ in nothing but how
-    their GPUs are paid (owned, rented, on spot) are one kind: (role, GPU, all settings as text).
+class PoolOfPart(NamedTuple):
+    """A pool of the smallest part into which a plan's fleet divides evenly."""
+
+    role: str
+    gpu: str
+    workers: int  # In the part.
+    worker_gpus: int
+
+
+def _equal_parts(plan: Mapping[str, Any]) -> tuple[int, list[PoolOfPart]]:
+    """Into how many equal parts a plan's fleet divides at most, and the pools of one part. Pools that differ
+    in nothing but how their GPUs are paid (owned, rented, on spot) are one.
     """
+    # (role, GPU, all settings as text) -> workers, and GPUs of a worker.
     workers = Counter[tuple[str, str, str]]()
     worker_gpus: dict[tuple[str, str, str], int] = {}
     for pool in plan["workers"]:
@@ -230,15 +239,17 @@ def _workers_of_plan(
         kind = pool["role"], row_of(pool["gpu"]), json.dumps(settings, sort_keys=True, default=str)
         workers[kind] += pool["count"]
         worker_gpus[kind] = _gpus_of_worker(pool)
-    return workers, worker_gpus
+    parts = math.gcd(*workers.values())
+    return parts, [
+        PoolOfPart(kind[0], kind[1], count // parts, worker_gpus[kind]) for kind, count in workers.items()
+    ]
 
 
-def _gpus_of_part(plan: Mapping[str, Any]) -> dict[str, int]:
-    """The GPUs of the smallest part into which a plan's fleet divides evenly, by name."""
-    workers, worker_gpus = _workers_of_plan(plan)
-    parts, part_gpus = math.gcd(*workers.values()), Counter[str]()
-    for kind, count in workers.items():
-        part_gpus[kind[1]] += count // parts * worker_gpus[kind]
+def _gpus_of_part(pools: Iterable[PoolOfPart]) -> dict[str, int]:
+    """The GPUs of these pools by name."""
+    part_gpus = Counter[str]()
+    for pool in pools:
+        part_gpus[pool.gpu] += pool.workers * pool.worker_gpus
     return dict(part_gpus)
 
 
@@ -246,10 +257,8 @@ def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Docum
     """A row of `capacity`: the smallest part into which a plan's fleet divides evenly, with its share of the
     rate. For a single mixed pool that is one worker. `gpus` has the plan's GPUs by name.
     """
-    workers, worker_gpus = _workers_of_plan(plan)
-    parts = math.gcd(*workers.values())  # The fleet is this many equal parts.
-    pools_of_part = [(kind[0], kind[1], count // parts, worker_gpus[kind]) for kind, count in workers.items()]
-    part_gpus = _gpus_of_part(plan)
+    parts, pools_of_part = _equal_parts(plan)
+    part_gpus = _gpus_of_part(pools_of_part)
     first_gpu, *other_gpus = part_gpus
     if len(pools_of_part) == 1:
         name = f"{part_gpus[first_gpu]} × {first_gpu}"
@@ -262,7 +271,7 @@ def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Docum
     return {
         "llm": plan["llm"],
         "worker": name,
-        **({"gpu": dict(part_gpus)} if other_gpus else one_gpu),
+        **({"gpu": part_gpus} if other_gpus else one_gpu),
         "rate": f"{_round_up(plan['rate_rps'] / parts):.12g} req/s",
         "power": f"{sum(count * gpus[gpu].power_w for gpu, count in part_gpus.items()):.12g} W",
     }

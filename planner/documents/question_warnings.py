@@ -13,6 +13,7 @@ from planner.domain import BACKLOG_LIMIT_S, ROUNDING, Limit, Slo, allowed_above
 from planner.models.lora import Lora
 from planner.traffic.agents import NOMINAL_TOKEN_S
 from planner.traffic.classes import select_requests
+from planner.traffic.described import Description
 from planner.traffic.trace import Trace, several_llms
 from planner.units import show_s
 
@@ -154,6 +155,17 @@ def _tighter_above(limit: Limit, slo: Slo) -> Limit | None:
         ),
         None,
     )
+
+
+def sought_rate_warnings(described: Description | None) -> Iterator[str]:
+    """A described rate beside an objective that looks for the rate."""
+    if described is None or described.is_rate_assumed:
+        return
+    if described.agents is None and len(described.rate_rps) == 1:
+        yield (
+            "traffic: rate: objective throughput looks for the most requests/s, so the plan does not keep to "
+            f"{described.rate_rps[0]:g}; for the cheapest fleet at this rate write objective: cost"
+        )
 
 
 def lora_warnings(lora: Lora | None) -> Iterator[str]:

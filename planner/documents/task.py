@@ -23,7 +23,7 @@ for several LLMs on one stock, with the functions of this module for each LLM.
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -57,7 +57,12 @@ from planner.documents.policy_choices import (
     with_classes,
     without_pins,
 )
-from planner.documents.question_warnings import fleet_warnings, lora_warnings, slo_warnings
+from planner.documents.question_warnings import (
+    fleet_warnings,
+    lora_warnings,
+    slo_warnings,
+    sought_rate_warnings,
+)
 from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, SlowdownLimits, parse_slo
 from planner.documents.speculative import check_scheduling, parse_speculative, speculative_of_engine
@@ -543,19 +548,8 @@ def _warnings_of(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
     spot_prices = {name: terms.price_usd_per_h for name, terms in spot.items()}
     of_fleet = fleet_warnings(named, task.owned, prices, spot_prices, task.sold_whole, catalog)
     of_llm = (FOLDER_SERVED.format(name=task.llm),) if _is_folder(task.llm, catalog) else ()
-    return (*slo_warnings(task.slo), *of_fleet, *of_llm, *lora_warnings(task.lora), *_rate_warnings(task))
-
-
-def _rate_warnings(task: PlanQuestion) -> Iterator[str]:
-    """A described rate beside an objective that looks for the rate."""
-    described = task.described
-    if task.objective != "throughput" or described is None or described.is_rate_assumed:
-        return
-    if described.agents is None and len(described.rate_rps) == 1:
-        yield (
-            "traffic: rate: objective throughput looks for the most requests/s, so the plan does not keep to "
-            f"{described.rate_rps[0]:g}; for the cheapest fleet at this rate write objective: cost"
-        )
+    of_rate = sought_rate_warnings(task.described) if task.objective == "throughput" else ()
+    return (*slo_warnings(task.slo), *of_fleet, *of_llm, *lora_warnings(task.lora), *of_rate)
 
 
 def _is_folder(llm: str, catalog: Catalog) -> bool:

@@ -130,6 +130,11 @@ class Validation:
         return self.setup.plan[0] if self.setup.plan else self.setup.fleet
 
     @property
+    def plan_trace(self) -> Trace:
+        """The requests for the whole fleet of the plan, of which perhaps only a part was sent."""
+        return self.setup.plan[1] if self.setup.plan else self.setup.trace
+
+    @property
     def slo_holds(self) -> bool:
         """Whether the measured run keeps the SLO. A failed request misses every limit."""
         return self.comparison.measured_verdict.holds

@@ -221,8 +221,7 @@ def verdict_text(validation: Validation) -> str:
             kept_word = "kept" if client.measured_verdict.holds else "MISSED"
             text += f" By the client's clock, router and network included, it was {kept_word}."
     if validation.replanned is not None:
-        traffic = validation.setup.plan[1] if validation.setup.plan else validation.setup.trace
-        text += f" {_replanned_sentence(validation.replanned, validation.plan_fleet, traffic)}"
+        text += f" {_replanned_sentence(validation.replanned, validation.plan_fleet, validation.plan_trace)}"
     largest_frac = max(stolen_frac_by_engine(validation).values(), default=0.0)
     if largest_frac > MOST_STOLEN_FRAC:
         text += (

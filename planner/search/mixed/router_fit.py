@@ -1,5 +1,6 @@
 """Fits a router's settings one after another, by simulating a fleet that keeps the SLO."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +26,19 @@ def fit_router(oracle: Oracle, counts: Counts) -> Policies:
     Each setting gets the value with the most slack (`_slack`), given the values of the settings before it. It
     keeps its default if no other value has more slack.
     """
+    has_settings = bool(ROUTING[oracle.policies.routing].setting_grid)
+    return _fit(oracle, counts)[0] if has_settings else oracle.policies
+
+
+def _fit(oracle: Oracle, counts: Counts, least_slack: float = -math.inf) -> tuple[Policies, float]:
+    """The policies of `fit_router` and their slack. Nothing is fitted if the oracle's own policies have less
+    than `least_slack`.
+    """
     best = oracle.policies
-    candidates = ROUTING[best.routing].setting_grid
-    most_slack = _slack(oracle, best, counts) if candidates else 0.0
-    for name, values in candidates.items():
+    most_slack = _slack(oracle, best, counts)
+    if most_slack < least_slack:
+        return best, most_slack
+    for name, values in ROUTING[best.routing].setting_grid.items():
         start = best
         for value in values:
             change: dict[str, Any] = {name: value}
@@ -38,7 +48,7 @@ def fit_router(oracle: Oracle, counts: Counts) -> Policies:
             slack = _slack(oracle, changed, counts)
             if slack > most_slack:
                 best, most_slack = changed, slack
-    return best
+    return best, most_slack
 
 
 def fit_router_before_search(oracle: Oracle, likely_fleet: Counts) -> tuple[Policies, Counts | None]:
@@ -48,8 +58,8 @@ def fit_router_before_search(oracle: Oracle, likely_fleet: Counts) -> tuple[Poli
     Returns the policies and the first of these fleets that keeps the SLO, or None if all fail.
     """
     for _ in range(MOST_DOUBLINGS + 1):
-        policies = fit_router(oracle, likely_fleet)
-        if _slack(oracle, policies, likely_fleet) >= 0:
+        policies, slack = _fit(oracle, likely_fleet)
+        if slack >= 0:
             return policies, likely_fleet
         likely_fleet = tuple((option, 2 * count) for option, count in likely_fleet)
     return policies, None
@@ -61,10 +71,8 @@ def fit_router_if_near(oracle: Oracle, counts: Counts) -> Policies | None:
     """
     if not ROUTING[oracle.policies.routing].setting_grid:
         return None
-    if _slack(oracle, oracle.policies, counts) < LEAST_SLACK_TO_FIT:
-        return None
-    fitted = fit_router(oracle, counts)
-    return fitted if fitted != oracle.policies and _slack(oracle, fitted, counts) >= 0 else None
+    fitted, slack = _fit(oracle, counts, LEAST_SLACK_TO_FIT)
+    return fitted if fitted != oracle.policies and slack >= 0 else None
 
 
 def _slack(oracle: Oracle, policies: Policies, counts: Counts) -> float:

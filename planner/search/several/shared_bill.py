@@ -87,7 +87,7 @@ def plan_by_bill(
     cost_error = None
     try:
         shared = _least_bill_plan(plan, question, out_of_time, progress)
-        if shared.bill.usd_per_h <= limit * (1 + CHEAPER_FRAC):
+        if _is_within_budget(shared, limit):
             return shared
     except InfeasibleError as failed:
         if COST.name not in failed.constraints:
@@ -98,11 +98,15 @@ def plan_by_bill(
     # error names it.
     unlimited = question.with_tasks(lambda task: replace(task, cost_limit_usd_per_h=None))
     without_limit = _least_bill_plan(plan, unlimited, out_of_time, progress)
-    bill = without_limit.bill.usd_per_h
-    if bill <= limit * (1 + CHEAPER_FRAC):
-        cost_use = LimitUse(COST, limit, bill)
+    if _is_within_budget(without_limit, limit):
+        cost_use = LimitUse(COST, limit, without_limit.bill.usd_per_h)
         return replace(without_limit, limits=(*without_limit.limits, cost_use))
     raise _budget_error(without_limit, limit, is_proved=cost_error is not None and cost_error.is_proved)
+
+
+def _is_within_budget(shared: SharedPlan, limit_usd_per_h: float) -> bool:
+    """Whether the plan's bill is within the limit on cost."""
+    return shared.bill.usd_per_h <= limit_usd_per_h * (1 + CHEAPER_FRAC)
 
 
 def _budget_error(shared: SharedPlan, limit: float, *, is_proved: bool) -> InfeasibleError:
@@ -141,7 +145,7 @@ def _plan_within_budget(
         if COST.name in failed.constraints:
             plan_by_bill(plan, by_cost, out_of_time, progress)  # Raises the error that names a bill.
         raise
-    if first.bill.usd_per_h <= limit_usd_per_h * (1 + CHEAPER_FRAC):
+    if _is_within_budget(first, limit_usd_per_h):
         return first
     progress(f"whole nodes cost {first.bill.usd_per_h:.2f} USD/h, more than the limit: the least bill")
     workers = plan_by_bill(plan, by_cost, out_of_time, progress).as_one_fleet.running_pools
@@ -149,7 +153,7 @@ def _plan_within_budget(
     paid = [(pool.type, pool.count) for pool in workers]
     stock = {gpu: int(limits.used(FleetLimit("stock", gpu), paid)) for gpu in limits.stock}
     best = plan(question.with_tasks(partial(_with_fewer, gpus=stock)))
-    if best.bill.usd_per_h > limit_usd_per_h * (1 + CHEAPER_FRAC):  # As on demand where the other has spot.
+    if not _is_within_budget(best, limit_usd_per_h):  # As on demand where the other has spot.
         raise _budget_error(best, limit_usd_per_h, is_proved=False)
     return _as_answer_for_all_stock(best, first, question.entries, stock)
 
