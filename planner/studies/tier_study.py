@@ -4,10 +4,10 @@ all workers.
 These kinds of memory are called tiers. A choice gives each tier a size: memory and disk per GPU, the store as
 a whole. The memory that comes with a node is free; the cost of more memory is added to the price of every
 GPU, so that the search weighs it against GPUs. For each choice, the cheapest fleet on paper is searched. The
-study begins with the CPU memory that comes with a node, and no disk. It moves to larger and smaller sizes,
-one tier at a time, as long as GPUs and tiers together become cheaper, or to larger ones as long as there is
-no fleet. The choice without any tier is always searched too, so the answer never costs more than without
-tiers. If choices are equally cheap, the one with the least memory is taken.
+study begins with the CPU memory that comes with a node, and no disk. In turns it sets memory and disk to the
+best of all their sizes, as long as GPUs and tiers together become cheaper: where one size saves nothing, a
+larger one may save a whole GPU. The choice without any tier is always searched too, so the answer never costs
+more than without tiers. If choices are equally cheap, the one with the least memory is taken.
 
 The break-even of a tier is the shortest prefix that a worker loads from the tier sooner than it computes the
 prefix:
@@ -220,10 +220,8 @@ class TierGrid:
 
     @property
     def most_choices(self) -> int:
-        """About how many choices `search_sizes` searches. It moves memory to one side of the start only, so
-        half of its sizes are counted.
-        """
-        return len(self.memory_bytes) // 2 + len(self.disk_bytes) + len(self.store_bytes)
+        """About how many choices `search_sizes` searches: each size of each tier once."""
+        return len(self.memory_bytes) + len(self.disk_bytes) + len(self.store_bytes)
 
 
 def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
@@ -251,31 +249,39 @@ def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
 def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierChoice]) -> TierChoice:
     """The best answer of the choices that are searched.
 
-    The choice without tiers comes first, then memory as it comes with a node, then stores. Memory and disk
-    are moved to their next sizes in turns as long as that is better, up first, then down.
+    The choice without tiers comes first, then memory as it comes with a node. From there memory is set to its
+    best size first, and then once more from there disk first, because each may make the other needless.
+    Stores come last.
     """
     best = answer(TierSizes())
-    axes = grid.memory_bytes, grid.disk_bytes
-    indices = [grid.memory_start, 0]  # Where the current sizes are in `axes`.
-    current = answer(TierSizes(axes[0][indices[0]], axes[1][indices[1]]))
-    moved = True
-    while moved:
-        moved = False
-        for axis, step in ((0, 1), (1, 1), (0, -1), (1, -1)):
-            while 0 <= indices[axis] + step < len(axes[axis]):
-                next_indices = list(indices)
-                next_indices[axis] += step
-                candidate = answer(TierSizes(axes[0][next_indices[0]], axes[1][next_indices[1]]))
-                # Without a fleet yet, larger sizes are searched on, as more memory may be what it takes.
-                is_hopeful = math.isinf(current.usd_per_h) and step > 0
-                if not (is_hopeful or _is_better(candidate, current)):
-                    break
-                indices, current, moved = next_indices, candidate, True
-    best = current if _is_better(current, best) else best
+    start = answer(TierSizes(grid.memory_bytes[grid.memory_start]))
+    axes = ("memory_bytes", grid.memory_bytes), ("disk_bytes", grid.disk_bytes)
+    for in_order in (axes, axes[::-1]):
+        choice = _best_in_turns(start, in_order, answer)
+        best = choice if _is_better(choice, best) else best
     for size in grid.store_bytes:
         candidate = answer(TierSizes(store_bytes=size))
         best = candidate if _is_better(candidate, best) else best
     return best
+
+
+def _best_in_turns(
+    choice: TierChoice, axes: Sequence[tuple[str, Sequence[float]]], answer: Callable[[TierSizes], TierChoice]
+) -> TierChoice:
+    """From a choice on, one tier after the other set to the best of all its sizes, until none is better.
+
+    Without a fleet at any size of a tier its largest is kept, as more memory may be what it takes.
+    """
+    previous = None
+    while choice.sizes != previous:
+        previous = choice.sizes
+        for name, sizes in axes:
+            for size in sizes:
+                change: dict[str, float] = {name: size}
+                candidate = answer(replace(choice.sizes, **change))
+                if not choice.holds or _is_better(candidate, choice):
+                    choice = candidate
+    return choice
 
 
 def _is_better(one: TierChoice, other: TierChoice) -> bool:

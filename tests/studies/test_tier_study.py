@@ -180,6 +180,24 @@ def test_sizes_are_searched_one_tier_at_a_time() -> None:
     assert replace(asked[0]) == TierSizes()
 
 
+def test_a_size_beyond_one_that_saves_nothing_is_found() -> None:
+    """A second GPU is spared from 32 GB of memory on, or from 25 GB of disk on, which costs less. 16 GB spare
+    nothing, and the search stopped there: the answer was that no tier saves more than it costs.
+    """
+
+    def answer(sizes: TierSizes) -> TierChoice:
+        gpus = 1 if sizes.memory_bytes >= 32e9 or sizes.disk_bytes >= 25e9 else 2
+        tiers_usd_per_h = gpus * (max(sizes.memory_bytes - 8e9, 0) / 64e9 + sizes.disk_bytes / 250e9)
+        return TierChoice(sizes, gpus + tiers_usd_per_h, tiers_usd_per_h)
+
+    assert tier_study.search_sizes(tier_grid({"cpu": TIERS["cpu"]}, may_share=False), answer).sizes == (
+        TierSizes(32e9)
+    )
+    disk = replace(TIERS["nvme"], free_bytes=0.0)
+    grid = tier_grid({"cpu": TIERS["cpu"], "nvme": disk}, may_share=False)
+    assert tier_study.search_sizes(grid, answer).sizes == TierSizes(0.0, 25e9)
+
+
 def test_tiers_that_alone_make_a_fleet_possible_are_found() -> None:
     """Without a tier, and with less than 32 GB, there is no fleet: an infinite price counted as equal to
     every other, and the answer was that no fleet keeps the SLO with any tier.
