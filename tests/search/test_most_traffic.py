@@ -184,3 +184,34 @@ def test_no_rate_is_tried_at_which_too_few_requests_are_left() -> None:
     climb: Any = RateClimb(never, 0.02, least_rps=1.0)
     climb.climb_from(8.0, candidate="slow")
     assert climb.fleet is None and min(tried_rps) == 1.0
+
+
+def test_the_lowest_rate_is_tried_too() -> None:
+    """It is 1, and halves of 3 are 1.5 and 0.75: a fleet for 1.2 was not found, and the answer infeasible."""
+
+    def carries(rate_rps: float, workers_of: Any) -> Any:
+        return "small" if rate_rps <= 1.2 else None
+
+    for candidate in (None, "small"):
+        climb: Any = RateClimb(carries, 0.01, least_rps=1.0)
+        climb.climb_from(3.0, candidate=candidate)
+        assert climb.fleet == "small" and 1.18 < climb.holds_rps <= 1.2
+
+
+@pytest.mark.long
+def test_what_no_scenarios_keep_is_not_called_infeasible() -> None:
+    """A median TTFT that idle workers just keep, until steps are longer: the search in scenarios proves
+    nothing. Of a limit that no rate keeps on paper every fleet was simulated.
+    """
+    for limit, safety, is_proved in (("40 ms", {"kept_in": 0.95}, False), ("30 ms", "none", True)):
+        task = question(
+            objective="throughput",
+            limits={"gpus": 1},
+            llm="llama-3.1-8b",
+            slo={"ttft": {"p50": limit}},
+            fleet={"gpus": ["h100-80g"], "max_num_batched_tokens": 2048},
+            safety=safety,
+        )
+        with pytest.raises(InfeasibleError, match="even at") as caught:
+            plan(task, TRACE, CATALOG, time_limit_s=1000.0)
+        assert caught.value.is_proved == is_proved

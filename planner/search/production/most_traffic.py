@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from planner.documents.certificate import Throughput
-from planner.documents.task import PlanQuestion
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.mixed.infeasible import with_relaxation
-from planner.search.mixed.policy_search import MOST_ROUNDS, cheapest_first, race_near
+from planner.search.mixed.policy_search import MOST_ROUNDS, cheapest_first, race_near, search_policies
 from planner.search.oracle.fleet_counts import counts_of
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import StoppedError, ended_by, is_over
@@ -89,18 +88,21 @@ class RateClimb:
 
         The worker types of a fleet that was found are searched up to their highest rate before all types are
         searched again. So each type fails once or twice, not at every rate. The types of a `candidate` come
-        first, at falling rates down to KNOWN_LEAST_FRAC of `rate_rps`.
+        first, at falling rates down to KNOWN_LEAST_FRAC of `rate_rps`. All types are searched at falling
+        rates down to `least_rps`, which is tried too.
         """
-        known_rps, known_failed_rps = rate_rps, math.inf
+        known_failed_rps = math.inf
         try:
-            least_known_rps = max(KNOWN_LEAST_FRAC * rate_rps, self.least_rps)
-            while candidate is not None and self.fleet is None and known_rps >= least_known_rps:
-                if not self._try_rate(known_rps, candidate):
+            if candidate is not None:
+                least_known_rps = max(KNOWN_LEAST_FRAC * rate_rps, self.least_rps)
+                for known_rps in _falling_rates(rate_rps, KNOWN_FALL_FRAC, least_known_rps):
+                    if self._try_rate(known_rps, candidate):
+                        break
                     known_failed_rps = known_rps
-                known_rps = _round_rate(known_rps * KNOWN_FALL_FRAC)
-            while self.fleet is None and rate_rps >= self.least_rps:
-                self._try_rate(rate_rps)
-                rate_rps = _round_rate(rate_rps * FALL_FRAC)
+            if self.fleet is None:
+                for all_types_rps in _falling_rates(rate_rps, FALL_FRAC, self.least_rps):
+                    if self._try_rate(all_types_rps):
+                        break
             stride = FIRST_STRIDE
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.raise_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
@@ -160,6 +162,14 @@ class RateClimb:
 def _round_rate(rate_rps: float) -> float:
     """The rate with four significant digits, so that equal questions simulate equal rates."""
     return float(f"{rate_rps:.4g}")
+
+
+def _falling_rates(rate_rps: float, fall_frac: float, least_rps: float) -> Iterator[float]:
+    """`rate_rps`, then each rate `fall_frac` of the one before, and `least_rps` last."""
+    while rate_rps > least_rps:
+        yield rate_rps
+        rate_rps = _round_rate(rate_rps * fall_frac)
+    yield least_rps
 
 
 def _climb(
@@ -236,7 +246,7 @@ def find_most_traffic(inputs: SearchInputs, raise_frac: float = RATE_STEP_FRAC) 
         deadline=conditions.deadline,
     )
     if climb.fleet is None:
-        raise _no_rate_error(task, climb, conditions)
+        raise _no_rate_error(climb, conditions, "", lambda: _is_refuted(problem_at(climb.failed_rps)))
     _climb_with_raced(climb, problem_at, choices, conditions.deadline)
     return Throughput(climb.holds_rps, climb.refuted_rps), climb.fleet
 
@@ -303,7 +313,7 @@ def find_most_kept_traffic(
     if climb.fleet is None and is_over(conditions.deadline):
         return None
     if climb.fleet is None:
-        raise _no_rate_error(task, climb, conditions)
+        raise _no_rate_error(climb, conditions, " in enough scenarios", lambda: False)
     _climb_with_raced(climb, lambda rps: in_scenarios(problem_at(rps)), choices, conditions.deadline)
     rates = Throughput(climb.holds_rps, climb.refuted_rps, on_paper.rate_rps, on_paper.refuted_rps)
     return rates, climb.fleet
@@ -406,11 +416,30 @@ def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
         less_frac *= 2
 
 
-def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: plan_problem.Conditions) -> PlannerError:
-    """The error that no rate is sustained, or that the time was over before one was found."""
+def _is_refuted(problem: plan_problem.Problem) -> bool:
+    """Whether a search as for a plan at this rate proves that no fleet of any mix of worker types holds."""
+    try:
+        search_policies(problem)
+    except InfeasibleError as error:
+        return error.is_proved
+    return False
+
+
+def _no_rate_error(
+    climb: RateClimb, conditions: plan_problem.Conditions, where: str, is_proved: Callable[[], bool]
+) -> PlannerError:
+    """The error that no rate is sustained (`where`), or that the time was over before one was found."""
     if math.isinf(climb.failed_rps) or is_over(conditions.deadline):
         return OutOfTimeError(f"the most traffic was not found: {ended_by()} came first; raise --time-limit")
-    return _infeasible_at_any_rate_error(task, climb.failed_rps)
+    proved = is_proved()
+    return InfeasibleError(
+        f"capacity: no fleet within the limits {'keeps' if proved else 'was found that keeps'} the SLO even "
+        f"at {climb.failed_rps:.3g} requests/s{where}; raise limits or stock, or relax the SLO",
+        kind="capacity",
+        constraint="limits",
+        relaxation="more of what limits: and fleet: gpus allow",
+        is_proved=proved,
+    )
 
 
 def at_rate(inputs: SearchInputs, rate_rps: float) -> SearchInputs:
@@ -423,14 +452,3 @@ def at_rate(inputs: SearchInputs, rate_rps: float) -> SearchInputs:
         if same_requests(first, second):
             task = replace(task, draws=1)
     return replace(inputs, task=task, traffic_request=None)
-
-
-def _infeasible_at_any_rate_error(task: PlanQuestion, rate_rps: float) -> InfeasibleError:
-    """The error that no fleet keeps the SLO even at this rate, the lowest that was searched."""
-    return InfeasibleError(
-        f"capacity: no fleet within the limits keeps the SLO even at {rate_rps:.3g} requests/s"
-        f"{'' if task.safety is None else ' in enough scenarios'}; raise limits or stock, or relax the SLO",
-        kind="capacity",
-        constraint="limits",
-        relaxation="more of what limits: and fleet: gpus allow",
-    )
