@@ -65,7 +65,7 @@ from planner.policies import ROUTERS_OF
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 
-# Of a longer message (it may quote a value that fills a file) the middle is cut out.
+# The middle of a longer message is cut out: it may quote a value that fills a file.
 LONGEST_MESSAGE_CHARS = 2000
 
 TimeOption = Annotated[
@@ -118,7 +118,7 @@ class FilesOrCommands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As in Typer, for a known command."""
+        """Like Typer's method, for a known command."""
         if args and args[0] not in self.commands:
             option = OPTION_OF_SUFFIX.get(Path(args[0]).suffix.lower())
             if option is not None:
@@ -128,9 +128,9 @@ class FilesOrCommands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As in Typer, but for an option of another tool (--qps) the error names ours. Typer would suggest
-        the option with the most similar spelling (--gpus), which is seldom meant. In every command an empty
-        value is an error: as a path it would be the current folder.
+        """Like Typer's method, but for an option of another tool (--qps) the error names ours. Typer would
+        suggest the option with the most similar spelling (--gpus), which is seldom meant. In every command an
+        empty value is an error: as a path it would be the current folder.
         """
         for previous, arg in itertools.pairwise(["plan", *args]):
             if not arg or re.fullmatch("--[a-z-]+=", arg):
@@ -151,7 +151,7 @@ class AnyCommand(TyperCommand):
     """A command. For an option of a question, or a file without its option, the error says what to write."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As in Typer, unless there is an option of a question or a file without its option."""
+        """Like Typer's method, unless there is an option of a question or a file without its option."""
         names = _option_names(self)
         for arg in args:
             name = arg.split("=")[0]

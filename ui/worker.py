@@ -490,7 +490,7 @@ def _schedule(request: Request, send: Send) -> tuple[Document, Files]:
         "answer": schedules.cost_sentence(answer),
         "proof": schedules.proof_line(answer),
         "compared_lines": [*schedules.compared_lines(answer), *schedules.simulated_lines(answer)],
-        "firm": schedules.FIRM,
+        "firm": schedules.SPOT_NOTE,
         "tables": {"gpus": schedules.gpu_rows(answer), "workers": schedules.worker_rows(answer)},
         "charts": _pictures(schedules.schedule_figures(answer)),
     }

@@ -295,10 +295,10 @@ def simulate(
 ) -> SimulationResult | SeedsResult:
     """Simulate every request of a trace on a fleet, and judge the run if an SLO is given.
 
-    `traffic` ({"rate": 20, "window": "busiest 10 min"}) says which requests of the trace are simulated, at
-    what rate. Its keys may be arguments instead (rate=20); without both, the traffic of a whole question
-    given as `slo` counts. `closed_loop` keeps that many requests in flight in place of arrival times. Several
-    seeds (`range(8)`) give every figure with its interval; `executor` says where they run.
+    `traffic` ({"rate": 20, "window": "busiest 10 min"}) says which requests of the trace are simulated and at
+    what rate. Its keys may be arguments instead (rate=20). If neither is given and `slo` is a whole question,
+    the question's traffic is simulated. `closed_loop` keeps that many requests in flight in place of arrival
+    times. Several seeds (`range(8)`) give every figure with its interval; `executor` says where they run.
     """
     if closed_loop < 0:
         raise InputError(f"closed_loop: must be >= 0, found {closed_loop}")
@@ -342,7 +342,8 @@ def compare(
 
     `fleets` are named by a mapping, or by their files. `policies` maps a label to keys of the section
     `policies` of a fleet file, as in {"round robin": {"routing": "round-robin"}}; None stands for the fleet's
-    own policies. `slo`, `traffic` and its keys are those of `simulate`.
+    own policies. `slo`, `traffic` and its keys are those of `simulate`. If `slo` is a whole question, each
+    fleet is simulated in its scenarios too.
     """
     seed, traffic = inputs.checked_seed(seed), _merge_traffic(traffic, traffic_keys)
     catalog_rows = read_catalog(catalog)
@@ -433,7 +434,8 @@ def goodput(
         raise InputError(f"tolerance_frac: must be > 0 and at most 1, found {tolerance_frac:g}")
     catalog_rows = read_catalog(catalog)
     if slo is None and (planned := inputs.planned_slo_and_trace(fleet, catalog_rows)) is not None:
-        slo, trace = planned[0], planned[1] if trace is None else trace
+        slo, planned_trace = planned
+        trace = planned_trace if trace is None else trace
     fleet_read = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     is_poisson = traffic == "poisson"
     judged_slo, rate_request = inputs.limits_and_rate(

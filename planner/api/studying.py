@@ -247,7 +247,7 @@ def what_if(
 
 
 def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, label: str) -> WhatIfResult:
-    """As `what_if`, on the traffic of a study. `label` names the change in messages and answers."""
+    """Like `what_if`, on the traffic of a study. `label` names the change in messages and answers."""
     study.progress(f"planning without {label}")
     before: StudyAnswer | InfeasibleError
     try:
@@ -290,7 +290,7 @@ def share_of(by: str | float, where: str) -> float:
 
 
 def sensitivity_in(study: Study, question: TaskDocument, by_frac: float) -> SensitivityResult:
-    """As `sensitivity`, on the traffic of a study."""
+    """Like `sensitivity`, on the traffic of a study."""
     before = study.answer(question.task())
     changed = tuple(what_if_study.sensitivity(study, before, by_frac=by_frac))
     return SensitivityResult(before, changed, what_if_study.headroom(study, before))
@@ -363,7 +363,7 @@ def replan_in(
     planned_on: Path | None,
     terms: replanning.ReplanTerms,
 ) -> ReplanResult:
-    """As `replan`, on the traffic of a study.
+    """Like `replan`, on the traffic of a study.
 
     `planned_on` is the file with the requests for which the running fleet was planned. Without it the drift
     is not known.
@@ -395,7 +395,7 @@ def study_of(
 
 
 def _changes_label(changes: Mapping[str, Any]) -> str:
-    """As in "slo.ttft.p90=1 s, limits="; a key that is taken out has no value."""
+    """The changes as text, such as "slo.ttft.p90=1 s, limits="; a removed key has no value."""
     return ", ".join(f"{path}={'' if value is None else value}" for path, value in changes.items())
 
 

@@ -88,7 +88,7 @@ class Progress:
         # once, so this time is left out of estimates.
         self.waited_s = 0.0
         self.waiting_since_s: float | None = None
-        self.printed_percent = 0  # Of the work that a search may take.
+        self.printed_percent = 0  # Of the work that a search may take, used.
         # The context of the last message: the work of a search is counted per context.
         self.context = copy_context()
         self.has_ended = threading.Event()
@@ -252,7 +252,7 @@ def refuse_to_overwrite(outputs: Iterable[Path], *inputs: Path | None) -> None:
 def stopped_after(seconds: float, so_far: Callable[[], str] = lambda: "") -> Iterator[None]:
     """A context that ends after `seconds` with an OutOfTimeError, whose message includes `so_far()`.
 
-    For searches without a time limit of their own. As with Ctrl-C, the error comes between two steps of
+    For searches without a time limit of their own. Like that of Ctrl-C, the error comes between two steps of
     Python, so a compiled simulation ends first. Threads other than the main thread have no limit.
     """
 

@@ -18,7 +18,7 @@ from planner.files.document_values import show_value
 from planner.slo_metrics import METRICS
 
 ANY = "any"  # All GPUs of the catalog.
-MOST_DIGITS = 20  # Of a number of GPUs: Python refuses to read an int of thousands of digits.
+MOST_DIGITS = 20  # The most of a number of GPUs: Python refuses to read an int of thousands of digits.
 # A limit as people type it, "ttft p95 2 s" or "ttft-p95: 2 s"; its groups: metric, percentile, limit.
 _LIMIT = re.compile(
     rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE

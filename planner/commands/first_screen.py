@@ -71,7 +71,7 @@ def print_first_screen(plan: Plan) -> None:
 
 
 def print_shared_screen(plan: SharedPlan) -> None:
-    """As `print_first_screen`, for several LLMs together, with each LLM's fleet, which LLM gives way to
+    """Like `print_first_screen`, for several LLMs together, with each LLM's fleet, which LLM gives way to
     others, and what more of a limit would save.
     """
     from planner.reports import shared_screen

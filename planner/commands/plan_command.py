@@ -107,7 +107,7 @@ def plan_one(options: PlanOptions) -> None:
 
 
 def _plan_one(options: PlanOptions) -> None:
-    """As `plan_one`, after the folder is reserved and the executor is set."""
+    """Like `plan_one`, after the folder is reserved and the executor is set."""
     from planner.api.inputs import requests_of
     from planner.api.planning import answer_question
     from planner.api.questions import read_task

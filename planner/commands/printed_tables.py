@@ -54,7 +54,7 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str) -> None:
-    """As `print_rows`, for a table given as its heading and its rows."""
+    """Like `print_rows`, for a table given as its heading and its rows."""
     print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
 
 

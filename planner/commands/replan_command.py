@@ -30,7 +30,7 @@ def replan(
     horizon: Annotated[str, typer.Option("--horizon", help="How long the new fleet is to run.")] = "24 h",
     start_cost: Annotated[
         float, typer.Option("--start-cost", min=0.0, help="USD per worker started: loading, warming up.")
-    ] = 1.0,  # As replanning.USUAL_START_USD, whose import would slow every command down.
+    ] = 1.0,  # This is replanning.USUAL_START_USD, whose import would slow every command down.
     stop_cost: Annotated[float, typer.Option("--stop-cost", min=0.0, help="USD per worker stopped.")] = 0.0,
     out: Annotated[Path | None, shared_options.out_file("Write the new fleet as a fleet.yaml.")] = None,
     catalog: shared_options.CatalogOption = None,

@@ -39,7 +39,7 @@ def write_schema(
         raise InputError("schema: all need a folder; add -o FOLDER")
     catalog_rows = read_catalog(catalog)  # The schemas list its GPUs, LLMs and rows of tasks.yaml.
     if out is None:
-        # Not on the console, which would wrap long lines.
+        # The console would wrap long lines.
         print(schema_text(name, catalog_rows), end="")  # noqa: T201
         return
     check_output_directory(out)

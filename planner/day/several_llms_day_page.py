@@ -96,7 +96,7 @@ def shared_lines(answer: JointAnswer) -> list[str]:
 
 
 def gpus_text(counts: Mapping[str, int]) -> str:
-    """As in "14 a100-80g + 6 h100-80g"."""
+    """GPUs by name as text, such as "14 a100-80g + 6 h100-80g"."""
     return " + ".join(f"{count} {gpu}" for gpu, count in counts.items())
 
 

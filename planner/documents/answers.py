@@ -65,9 +65,9 @@ class TenantGuarantee(TypedDict):
 class SloVerdict(TypedDict):
     """Whether a simulation keeps the SLO, and by how much.
 
-    `is_judged` is false where no value was compared with any limit. Of the last requests, `patient_frac`
-    waited at most `patience_s` for a token; `is_steady` is false if these are fewer than half, because work
-    then piles up.
+    `is_judged` is false where no value was compared with any limit. `patient_frac` is the share of the
+    last requests that waited at most `patience_s` for a token; `is_steady` is false if these are fewer than
+    half, because work then piles up.
     """
 
     holds: bool

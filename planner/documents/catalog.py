@@ -103,7 +103,7 @@ UNCHECKED_BY_DEFAULT = (
 # An error about an unknown name lists all rows of a file if there are at most this many. Set by hand.
 MOST_NAMED = 12
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")  # Keys of a power-capped GPU's row alone.
-# The keys of rows in llms.yaml. Those of LLM_COUNTS are required of a row without `groups`.
+# The keys of rows in llms.yaml. A row without `groups` must have those of LLM_COUNTS.
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (
     "head_dim",
@@ -508,7 +508,7 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
     shipped = repository_dir("catalogs")
     directory = None if folder is None else Path(folder)
     if directory is not None:
-        # Not Path.is_dir, which raises OSError for some names, for instance one that is too long.
+        # Path.is_dir raises OSError for some names, for instance one that is too long.
         if not os.path.isdir(directory):  # noqa: PTH112
             raise CatalogError(f"{directory}: no such catalog directory")
         # A process may run with the rights of another user than the one who started it (effective ids). Those

@@ -325,8 +325,8 @@ class NotShared:
 class PoliciesRaced:
     """Policies compared on fleets near the best one.
 
-    Those in `nothing` save nothing; `rivals` save less than the policies of the plan; `unasked` were not
-    compared, because they do not go with that fleet or the effort was spent.
+    The policies in `nothing` save nothing; `rivals` save less than the policies of the plan; `unasked` were
+    not compared, because they do not go with that fleet or the effort was spent.
     """
 
     nothing: tuple[str, ...]
@@ -1031,8 +1031,8 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class KeptIn:
-    """The SLO was kept in `kept` of `scenario_count` scenarios. Those of the fleet on paper are the search's,
-    those of all other fleets are of a test, and the search has not seen them.
+    """The SLO was kept in `kept` of `scenario_count` scenarios. The fleet on paper is judged in the search's
+    scenarios, every other fleet in those of a test, which the search has not seen.
 
     With `after_loss` a scenario counts only if the SLO is kept without any one worker.
 

@@ -146,9 +146,9 @@ def read_fit(
     path: Path, tp: int, wording: Wording = PLAIN, *, ep: bool = False, dp: int = 1, all2all: All2All = ""
 ) -> tuple[Section, Section]:
     """The whole file, and its one fit of `tp` GPUs and `dp` ranks: a row of `fits`, or the file itself if it
-    is one fit. A row without `tp`, `dp` or `all2all` matches any value of that key. Of several matching rows
-    the one that states `dp` (for more than one rank) and has this `ep` is taken. Raises InputError if not
-    exactly one row is left.
+    is one fit. A row without `tp`, `dp` or `all2all` matches any value of that key. If several rows
+    match, the one that states `dp` (for more than one rank) and has this `ep` is taken. Raises InputError if
+    not exactly one row is left.
     """
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = check_rows(file.get("fits", [dict(file.values)]), file.path_of("fits"), "fits")

@@ -37,7 +37,7 @@ def complete_fleet(
         of_question |= {"engine": question.get("engine"), "host_overhead": section.get("host_overhead")}
     policies = fleet.get("policies")
     if isinstance(policies, Mapping) and policies.get("queue") in BY_DEADLINE and "due" not in policies:
-        # Of an SLO without classes there is nothing to take, and `parse_policies` asks for `due`.
+        # An SLO without classes has no such times, and `parse_policies` asks for `due`.
         due = due_document(due_of(task.slo))
         fleet = {**fleet, "policies": {**policies, **({"due": due} if due else {})}}
     missing_keys = {

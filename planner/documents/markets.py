@@ -49,7 +49,7 @@ FULL_FRAC = 0.95  # A part longer than this share of a window needs no note.
 MOST_INTERRUPTIONS_PER_H = 1e4
 MOST_STOCK = 10**7
 MOST_GPUS = 10**5  # GPUs of one worker.
-WORDING = document_values.Wording(least="expected at least {:g}")  # Of errors about small numbers.
+WORDING = document_values.Wording(least="expected at least {:g}")  # For errors about small numbers.
 
 
 def read_market(path: Path) -> Market:

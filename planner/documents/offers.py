@@ -37,8 +37,8 @@ class ProviderOffer:
 
 
 def parse_offers(written: Any, where: str) -> tuple[ProviderOffer, ...]:
-    """The offers of a list in prices.yaml or a GPU's row. Raises InputError, which begins with `where`, for
-    anything else, and for two offers of one provider and term.
+    """The offers of a list in prices.yaml or a GPU's row; an offer without a term is on demand. Raises
+    InputError, which begins with `where`, for anything else, and for two offers of one provider and term.
     """
     if not isinstance(written, list):
         raise refused_value(where, "expected a list of provider, term, price, date and source", written)

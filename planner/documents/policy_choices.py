@@ -94,7 +94,7 @@ class PolicyChange:
 class PolicyChoices:
     """The values of each axis that are searched in every combination, and the changes that are raced.
 
-    Of an axis the usual value comes first; an axis that is not in `axes` has the default of
+    The usual value of an axis comes first; an axis that is not in `axes` has the default of
     `planner.fleet.Policies`. All choices have the same `settings`.
     """
 

@@ -30,7 +30,7 @@ class Safety:
 
     def most_missed(self, count: int) -> int:
         """The most of `count` scenarios in which a fleet may miss the SLO."""
-        return int((1 - self.kept_in_frac) * count + ROUNDING)  # As floats, (1 - 0.9) * 30 is below 3.
+        return int((1 - self.kept_in_frac) * count + ROUNDING)  # In floats (1 - 0.9) * 30 is below 3.
 
 
 def strictest_safety(kept_frac: float) -> str:

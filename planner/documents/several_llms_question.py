@@ -88,8 +88,8 @@ class Entry:
 def read_question(
     path: Path, common: Path | None, catalog: Catalog, *, seed: int = 0, drop_invalid: bool = False
 ) -> SeveralLlmsQuestion:
-    """Read slo.yaml with `llms`, and the traces; draw what is described. Raises InputError with the file, the
-    entry and the key.
+    """Read slo.yaml with `llms`, and the traces, of which `common` is the one of --trace; draw what is
+    described. Raises InputError with the file, the entry and the key.
     """
     return question_of(read_yaml(path), path, common, catalog, seed=seed, drop_invalid=drop_invalid)
 

@@ -239,7 +239,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         try:
             value = super().construct_object(node, deep=deep)
         except (ValueError, LookupError, AttributeError, TypeError):
-            value = None  # Not readable, such as 2023-13-45, !!int x or !!bool x; refused below.
+            value = None  # Unreadable, such as 2023-13-45, !!int x or !!bool x; refused below.
         else:
             if isinstance(node, yaml.ScalarNode) and (advice := _explain_misread(node, value)):
                 raise _malformed_error(advice, node.start_mark)
@@ -436,7 +436,7 @@ def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Co
 
 @contextmanager
 def _temporary_folder(directory: Path) -> Iterator[Path]:
-    """Make a temporary folder, locked while it is in use. Those that killed runs left are removed."""
+    """Make a temporary folder, locked while it is in use. Folders that killed runs have left are removed."""
     for abandoned in directory.glob(f"{TEMPORARY_PREFIX}*"):
         with suppress(OSError):
             if abandoned.stat().st_mtime < time.time() - ABANDONED_S:

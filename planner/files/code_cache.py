@@ -11,7 +11,7 @@ all else that it uses, the types, Python, the processor, the level of optimisati
 checked. Each version of Numba has a folder: in __pycache__ beside the source or, if that cannot be written,
 in the user's cache folder. NUMBA_CACHE_DIR replaces both.
 
-Of several processes that need the same code at once, one compiles it and the others wait for its file.
+If several processes need the same code at once, one compiles it and the others wait for its file.
 """
 
 from __future__ import annotations

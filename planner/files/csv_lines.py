@@ -90,8 +90,8 @@ def _scan_line(line: bytes, is_open: bool) -> tuple[bool, int]:
     """Whether a quoted field continues after this line, and the index of the line's last field. With
     `is_open` the line begins within a quoted field.
 
-    As in parsers, only a quote at the beginning of a field opens it, and text between the closing quote and
-    the comma belongs to the field.
+    Parsers do the same: only a quote at the beginning of a field opens it, and text between the closing quote
+    and the comma belongs to the field.
     """
     position, column = 0, 0
     while True:

@@ -89,7 +89,7 @@ def read_number_column(
     values = as_floats(table[name])
     bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
     if bad.size:
-        # As `object`, the cell is shown as it was read, not as a type of NumPy.
+        # With dtype `object` the cell is shown as it was read, not as a type of NumPy.
         shown_value = show_value(table[name].astype(object).iloc[int(bad[0])])
         row = table.index[int(bad[0])] + 1
         bound = f"below {LARGEST:g}" if values[bad[0]] >= LARGEST else f">= {least:g}"

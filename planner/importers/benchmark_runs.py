@@ -31,7 +31,7 @@ METRICS = ("ttft", "tpot", "tbt", "e2e", "queue")
 ENGINE_KEYS = ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
 # Values above these three are refused as typing errors, or as values in another unit.
 MAX_REQUESTS = 10**6
-MAX_TOKENS = 10**7  # Of one request.
+MAX_TOKENS = 10**7  # The most tokens of one request.
 MAX_LATENCY_S = 1e9
 _STATISTIC = re.compile(r"mean|max|p(\d{1,2}(\.\d{1,4})?|100)(_at_most)?")
 

@@ -34,7 +34,7 @@ MOST_HEADER_BYTES = 2**16  # MARKS are looked for in this much of the first line
 HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
 # The term by PricingCategory, except for "committed", whose term depends on the years of the commitment.
 TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}
-_MOST_SHOWN_CHARS = 80  # Of a wrong cell, in an error.
+_MOST_SHOWN_CHARS = 80  # An error shows this much of a wrong cell.
 _COMMITMENT = re.compile(r"\b(?P<years>1|3|one|three)[ -]?(?:yr|year)", re.IGNORECASE)
 _TERM_BY_YEARS: Mapping[str, Term] = {
     **dict.fromkeys(("1", "one"), "reserved-1y"),

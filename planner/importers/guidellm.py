@@ -122,7 +122,7 @@ def _from_requests(where: str, succeeded: Sequence[Mapping[str, Any]]) -> foreig
 
 
 def _from_statistics(where: str, metrics: Mapping[str, Any]) -> foreign_fields.ReadRequests:
-    """As `_from_requests`, from statistics: without start times, and the only lengths are the means."""
+    """Like `_from_requests`, from statistics: without start times, and the only lengths are the means."""
 
     def statistics_of(*keys: str) -> Mapping[str, Any]:
         """The statistics of the requests that succeeded, under the first of these keys that is there."""

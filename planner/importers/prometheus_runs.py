@@ -39,7 +39,8 @@ def runs_of_range(
     """
     names = " and ".join(path.name for path in paths)
     live = live_traffic(series, every_s=_WINDOW_S)
-    if prefill_series([row for row in series if row.label("model_name") == live.model], live.edges_s):
+    llm_series = [row for row in series if row.label("model_name") == live.model]
+    if prefill_series(llm_series, live.edges_s):  # Some engines only prefill.
         raise InputError(
             f"{names}: is of prefill and decode workers, and a run is of engines that do both; query mixed "
             "workers"
@@ -83,6 +84,7 @@ def _run_of_hour(
     live: LiveTraffic, windows: slice, names: str, rng: np.random.Generator
 ) -> MeasuredRun | None:
     """The run of these windows; None with too few requests, or without their lengths or latencies."""
+    # A count is NaN in a window without samples.
     has_counts = np.isfinite(live.finished[windows]) & np.isfinite(live.input_tokens[windows])
     engines = float(live.engines[windows][has_counts].mean()) if has_counts.any() else 0.0
     if not engines:

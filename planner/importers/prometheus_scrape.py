@@ -106,7 +106,7 @@ def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
         if name.endswith(("_bucket", "_count", "_sum")):
             engines.add((labels.get("engine", ""), labels.get("model_name", "")))
         if not 0 <= value < math.inf:
-            continue  # Not a count: a gauge that was never set is NaN.
+            continue  # A gauge that was never set is NaN.
         key = (name, labels.get("le", "") if name.endswith("_bucket") else "")
         samples[key] = samples.get(key, 0.0) + value
     if not engines:

@@ -64,7 +64,7 @@ class SparsePrompts:
         self._one_decode_ms = one_decode_ms
         whole_ms, token_ms = [0.0], 0.0  # w of each length, and the time per token at the length before.
         for length in LENGTHS:
-            # As many prompts as MOST_TOKENS has room for, rounded down to a power of two as in the tables.
+            # The most prompts within MOST_TOKENS, rounded down to a power of two as in the tables.
             prompts = 2 ** int(np.log2(MOST_TOKENS // length))
             whole_ms.append((measured_ms(prompts, length) - one_decode_ms) / prompts)
             if whole_ms[-1] / length < (1 - NOISE_FRAC) * token_ms:

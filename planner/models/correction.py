@@ -30,7 +30,7 @@ from planner.models.foreign_forms import CORRECTED, Compiled, Floats
 from planner.models.latency import DECODES, KV_TOKENS
 
 # The lengths l of the covariance, one for each coordinate of z, set once for all tables of docs/models.md.
-# Those of logarithms count doublings; the last two coordinates are 0 or 1.
+# Lengths of logarithms count doublings; the last two coordinates are 0 or 1.
 LENGTHS = np.array([8.0, 4.0, 8.0, 10.0, 10.0, 4.0, 4.0])
 # The second term of the covariance: its weight and its length, set with those above.
 OWN_SHARE, OWN_LENGTH = 0.25, 0.1

@@ -36,7 +36,7 @@ from planner.models.step_tables import StepTable
 SCORED_REGIMES = ("prefill", "decode_small", "decode_large", "mixed")
 # Set by hand, like the three numbers below: scores that differ by at most 0.05 percentage points are equal.
 TIE_FRAC = 0.0005
-FALL_FRAC = 0.001  # As work grows, a fall of the prediction by less than this share is a rounding error.
+FALL_FRAC = 0.001  # If the prediction falls by less as work grows, it is a rounding error.
 GROWTH_FACTORS = (1.05, 1.25, 2.0)  # Predictions are compared with those for this many times the work.
 _MOST_STEPS_CHECKED = 200  # The most steps of a table that are checked for falling predictions.
 
@@ -49,7 +49,7 @@ class Fall:
 
     growing: str  # The kind of work: "prompt", "prefix", "sequences" or "context".
     checked: int  # Pairs of a step and the same with more work.
-    falling: int  # Those of the pairs in which the prediction falls.
+    falling: int  # The pairs in which the prediction falls.
     worst_frac: float  # The deepest fall, as a share of the prediction.
 
 

@@ -130,7 +130,7 @@ class LoraSlots:
 
     def with_longer_times(self, longer_frac: float) -> LoraSlots:
         """The same slots with every step and every load longer by this share."""
-        # Not (1 + a) (1 + b) - 1, which rounds a share that stands alone.
+        # (1 + a) (1 + b) - 1 would round the one share if the other is 0.
         longer = self.lora.longer_frac + longer_frac + self.lora.longer_frac * longer_frac
         return LoraSlots(replace(self.lora, longer_frac=longer), self.cost.with_longer_times(longer_frac))
 

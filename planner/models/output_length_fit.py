@@ -21,7 +21,7 @@ FITTED_FRAC = 0.7
 
 
 class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Expected output  E[ output | input, output > generated ]  [tokens], Aladdin's predictor (2.3).
+    """Expected output  E[ output | input, output > generated ]  [tokens], as in Aladdin (output_length.py).
 
     X (n, 2): input tokens, output tokens generated so far (0 before the first).   y (n,): output tokens at
     the end.
@@ -34,8 +34,8 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def __init__(self, *, input_buckets: int = 8, beyond: str = "raise") -> None:
         self.input_buckets = input_buckets
-        # For requests that generated as many tokens as any fitted one, or more: "raise", or "extrapolate" to
-        # one more token.
+        # For requests that have generated as many tokens as the longest fitted output, or more: "raise", or
+        # "extrapolate" to one more token.
         self.beyond = beyond
 
     def fit(self, X: Floats, y: Floats) -> Self:
@@ -50,7 +50,7 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Floats) -> Floats:
-        """The expected output (n,) [tokens] of rows X (n, 2). Raises ExtrapolationError as `beyond` says."""
+        """The expected output (n,) [tokens] of rows X (n, 2); for errors see `beyond`."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         generated = X[:, 1]
@@ -63,7 +63,8 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """TetriInfer's classifier of output lengths, with features of a trace in place of the prompt's words.
+    """TetriInfer's classifier of output lengths (output_length.py), which reads features of a trace and not
+    the prompt's words.
 
     X (n, 5): `planner.models.output_length.length_features`.   y (n,): buckets of output length.
     Gradient-boosted trees; a request beyond the fitted range counts as the nearest within.
@@ -125,24 +126,24 @@ def later_accuracy(
     """The accuracy of a fit to the first `fitted_frac` of a trace's requests, on the later ones. Raises
     InputError for a trace of too few requests.
     """
-    first = _fitted_requests(trace, fitted_frac)
+    split = _fitted_requests(trace, fitted_frac)
     X, y = length_features(trace), bucket_of(trace.output_tokens, bucket_tokens)
-    fitted = clone(BucketClassifier() if model is None else model).fit(X[:first], y[:first])
-    predicted, truth = fitted.predict(X[first:]), y[first:]
+    fitted = clone(BucketClassifier() if model is None else model).fit(X[:split], y[:split])
+    predicted, truth = fitted.predict(X[split:]), y[split:]
     return LengthAccuracy(
         accuracy_frac=float((predicted == truth).mean()),
         majority_frac=float((fitted.majority_ == truth).mean()),
         within_one_frac=float((np.abs(predicted - truth) <= 1).mean()),
-        fitted=first,
+        fitted=split,
         later=len(truth),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class MeanAccuracy:
-    """How far means of earlier outputs are off on later requests [tokens]: the mean absolute error, and the
-    bias (predicted less true). The first two are for the mean over prompts of a like length, `plain_` ones
-    for the mean over all requests.
+    """Errors of a later request's output, predicted as a mean of earlier outputs [tokens]: the mean absolute
+    error, and the bias (predicted less true). Fields `plain_` are for the mean over all earlier requests, the
+    other two for the mean over prompts of similar length.
     """
 
     error_tokens: float
@@ -155,11 +156,11 @@ def later_mean_error(trace: Trace, *, input_buckets: int) -> MeanAccuracy:
     """The errors on later requests of means over the first FITTED_FRAC, in `input_buckets` prompt ranges.
     Raises InputError for a trace of too few requests.
     """
-    first = _fitted_requests(trace, FITTED_FRAC)
+    split = _fitted_requests(trace, FITTED_FRAC)
     X = np.column_stack([trace.input_tokens, np.zeros(len(trace))]).astype(float)
     y = trace.output_tokens.astype(float)
-    model = ConditionalMean(input_buckets=input_buckets, beyond="extrapolate").fit(X[:first], y[:first])
-    errors, plain_errors = model.predict(X[first:]) - y[first:], y[:first].mean() - y[first:]
+    model = ConditionalMean(input_buckets=input_buckets, beyond="extrapolate").fit(X[:split], y[:split])
+    errors, plain_errors = model.predict(X[split:]) - y[split:], y[:split].mean() - y[split:]
     return MeanAccuracy(
         error_tokens=float(np.abs(errors).mean()),
         bias_tokens=float(errors.mean()),
@@ -169,7 +170,7 @@ def later_mean_error(trace: Trace, *, input_buckets: int) -> MeanAccuracy:
 
 
 def _fitted_requests(trace: Trace, fitted_frac: float) -> int:
-    """How many of the first requests predictors are fitted to."""
+    """The number of requests, the first ones, to which predictors are fitted."""
     fitted = round(fitted_frac * len(trace))
     if not 0 < fitted < len(trace):
         raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")

@@ -59,7 +59,7 @@ class PaperSearch:
 class PaperQuestion:
     """The input of a paper's search.
 
-    Of the trace `lengths` only the token counts are used: arrivals are Poisson at `rate_rps`, with `seeds`
+    Only the token counts of the trace `lengths` are used: arrivals are Poisson at `rate_rps`, with `seeds`
     draws. Only DistServe's search reads `nodes`, the most nodes of an instance. Only Vidur's reads `gpus`,
     all GPUs of the deployment, and `is_offline`: all requests arrive at once, and the search minimises the
     makespan instead of maximising requests per dollar.
@@ -100,7 +100,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
     node_network = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
     setting = distserve_search.ServingSetting(llm, Policies(), task.network, node_network)
     types = distserve_search.instance_types(llm, gpu, catalog, nodes=question.nodes)
-    # These judge at a rate: whole fleets, and the instances of each phase alone.
+    # The rules judge whole fleets at a rate, and the instances of each phase alone.
     rules = distserve_search.steady_rules(task.slo, poisson_traffic(question.lengths), seeds=question.seeds)
     # Prefill and decode instances are chosen from the same `types`.
     phases_apart = distserve_search.high_affinity(
@@ -268,12 +268,12 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
     if task.slowdowns is None:
         raise InputError("slo: splitwise needs limits relative to a machine alone, as in `preset: splitwise`")
     if task.objective == "throughput":
-        return _most_of_designs(question)
+        return _most_traffic_of_designs(question)
     if task.objective == "cost":
         _refuse_free(task.priced_gpus(catalog), "splitwise")
     unit = OBJECTIVE_UNITS[task.objective]
     slowdowns = _SlowdownJudge(question)
-    designs = sorted(
+    rows_and_fleets = sorted(
         (
             row
             for design in _designs(task, catalog)
@@ -281,7 +281,7 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
         ),
         key=lambda row_and_fleet: float(row_and_fleet[0][unit]),
     )
-    if not designs:
+    if not rows_and_fleets:
         raise InfeasibleError(
             f"no design keeps the slowdowns at {question.rate_rps:g} requests/s with {MOST_MACHINES} "
             "machines a pool",
@@ -289,8 +289,9 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
             constraint="slowdowns",
             relaxation="looser slowdowns, or faster GPUs",
         )
-    rows = [row for row, _ in designs]
-    return PaperSearch(rows, {"rate_rps": question.rate_rps, "designs": rows}, designs[0][1])
+    rows = [row for row, _ in rows_and_fleets]
+    _, best = rows_and_fleets[0]
+    return PaperSearch(rows, {"rate_rps": question.rate_rps, "designs": rows}, best)
 
 
 class _SlowdownJudge:
@@ -322,7 +323,7 @@ class _SlowdownJudge:
         )
 
 
-def _most_of_designs(question: PaperQuestion) -> PaperSearch:
+def _most_traffic_of_designs(question: PaperQuestion) -> PaperSearch:
     """The iso-power and the iso-cost search: the most requests/s that each design serves within the one limit
     of the task, the best design first.
     """

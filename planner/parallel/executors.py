@@ -6,10 +6,10 @@
     ray           a running Ray cluster,  address auto, host:6379 or ray://host:10001, or $RAY_ADDRESS
     dask          a running Dask cluster, address tcp://host:8786, or $DASK_SCHEDULER_ADDRESS
 
-The workers of this module are processes that compute, not the workers of a fleet. Those of one executor are
-called a crew. A value that many items share, such as a trace, travels to a crew once, not with every item:
-processes map its arrays from a file in memory, `ray.put` and Dask's `scatter` copy it to the cluster. A
-result that later items need, such as a trace that a worker drew, stays with the crew too.
+The workers of this module are processes that compute, not the workers of a fleet. The workers of one
+executor are called a crew. A value that many items share, such as a trace, travels to a crew once, not with
+every item: processes map its arrays from a file in memory, `ray.put` and Dask's `scatter` copy it to the
+cluster. A result that later items need, such as a trace that a worker drew, stays with the crew too.
 
 Every worker must have the same versions of fleetplan, Python, NumPy and Numba as this process, or nothing is
 computed at all. The item of a worker that dies is given to another one, three times at most; after that a
@@ -346,7 +346,9 @@ class _ProcessCrew:
         return _ValueFile(path)
 
     def put_result(self, function: Callable[[Any, Any], Any], reference: _ValueFile, item: Any) -> _ValueFile:
-        """As in `Crew`, but waits until the result's file is written, so that any later item can read it."""
+        """Like `Crew.put_result`, but waits until the result's file is written, so that any later item can
+        read it.
+        """
         result = _ValueFile(self.folder / str(next(self._number)))
         wait = self._start_call(
             _run_item_on_file, deciding_versions(), function, str(reference.path), item, str(result.path)

@@ -134,7 +134,8 @@ def mean_and_percentiles(values_s: Floats, weights: Floats | None = None) -> dic
 
 
 def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
-    """As `mean_and_percentiles` without weights, but without a sort, and with at most one copy of the values.
+    """Like `mean_and_percentiles` without weights, but without a sort, and with at most one copy of the
+    values.
 
     An array that owns its memory is changed in place, so the caller must not use it again.
     """
@@ -167,7 +168,7 @@ def spread_of(row: SloMetric, simulation: Simulation, inside: Mask) -> dict[str,
 
 
 def counted_mean_and_percentiles(gaps: GapCounts) -> dict[str, float]:
-    """As `mean_and_percentiles`, for gaps that were counted in bins."""
+    """Like `mean_and_percentiles`, for gaps that were counted in bins."""
     return {"mean": gaps.mean_s} | {percentile_name(frac): gaps.percentile_s(frac) for frac in PERCENTILES}
 
 

@@ -98,7 +98,7 @@ def colour_scale(names: Sequence[str]) -> Any:
     return _cycle_marks([BLUE, VERMILLION, GREEN, PURPLE, INK, ORANGE], names)
 
 
-def dashes(names: Sequence[str]) -> Any:
+def dash_scale(names: Sequence[str]) -> Any:
     """A scale with a dash for each name: the pixels that are drawn, and those left out."""
     return _cycle_marks([[1, 0], [4, 2], [1, 2], [8, 3]], names)
 
@@ -120,7 +120,7 @@ def distinguish_lines(field: str, names: Sequence[str]) -> dict[str, Any]:
     shared = {"shorthand": f"{field}:N", "sort": list(names), "legend": chart_legend(names)}
     return {
         "color": alt.Color(**shared, scale=colour_scale(names)),
-        "strokeDash": alt.StrokeDash(**shared, scale=dashes(names)),
+        "strokeDash": alt.StrokeDash(**shared, scale=dash_scale(names)),
     }
 
 

@@ -14,7 +14,7 @@ from planner.documents.safety import strictest_safety
 from planner.domain import KV_BLOCK_TOKENS, STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
-from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
+from planner.solvers.repeats import CONFIDENCE_FRAC, FAILS_FRAC, HOLDS_FRAC, Repeats
 from planner.units import (
     count_text,
     in_unit,
@@ -613,10 +613,10 @@ def _(fact: facts.WorkerMore) -> str:
 @fact_sentence.register
 def _(fact: Repeats) -> str:
     confidence_percent, figures = 100 * CONFIDENCE_FRAC, []
-    # Wald's test rejects one hypothesis: "kept on at most FEW_FRAC" or "kept on at least MOST_FRAC".
+    # Wald's test rejects one hypothesis: "kept on at most FAILS_FRAC" or "kept on at least HOLDS_FRAC".
     verdict = {
-        "holds": f"with {confidence_percent:g} % confidence on more than {100 * FEW_FRAC:g} % of all",
-        "fails": f"with {confidence_percent:g} % confidence on less than {100 * MOST_FRAC:g} % of all",
+        "holds": f"with {confidence_percent:g} % confidence on more than {100 * FAILS_FRAC:g} % of all",
+        "fails": f"with {confidence_percent:g} % confidence on less than {100 * HOLDS_FRAC:g} % of all",
         "open": f"too few to say more with {confidence_percent:g} % confidence",
     }[fact.decision]
     for name, seconds in fact.limits.items():

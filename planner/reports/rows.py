@@ -30,7 +30,7 @@ from planner.simulator.layout import run_seconds
 from planner.simulator.slo_verdict import LineVerdict, Verdict, WindowResult, measured_mask
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.slo_metrics import METRICS, verdict_word
-from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
+from planner.solvers.repeats import CONFIDENCE_FRAC, FAILS_FRAC, HOLDS_FRAC, Interval
 from planner.units import (
     HOURS_PER_MONTH,
     count_text,
@@ -384,7 +384,7 @@ def repeat_rows(plan: Plan) -> Rows:
     """How often the plan's fleet keeps the SLO in runs with other random draws, and its latencies there."""
     repeats = plan.certificate.repeats
     names = list(dict.fromkeys(name for each in repeats for name in each.limits))
-    few, most = (show_percent(frac, ".0f") for frac in (FEW_FRAC, MOST_FRAC))
+    few, most = (show_percent(frac, ".0f") for frac in (FAILS_FRAC, HOLDS_FRAC))
     decisions = {"holds": f"✓\u00a0more than {few}", "fails": f"✗\u00a0less than {most}", "open": "undecided"}
     values: list[tuple[str, ...]] = [
         (

@@ -17,22 +17,21 @@ import numpy as np
 
 from planner.reports import charts
 from planner.reports.drawing import CaptionedChart
-from planner.reports.page import charts_html as charts_html
-from planner.reports.page import figures_html, list_html, page_html, section_html, table_html
+from planner.reports.page import charts_html, figures_html, list_html, page_html, section_html, table_html
 from planner.reports.words import Rows, list_text, usd_text
 from planner.search.schedules.scheduled import SimulatedSchedule
 from planner.solvers.reserved_schedule import Demand, Market, Schedule, cost_by_window
-from planner.units import HOURS_PER_MONTH, count_text, show_digits, show_percent
+from planner.units import HOUR_S, HOURS_PER_MONTH, count_text, show_digits, show_percent
 
 NAMES = ("schedule.html", "schedule.csv", "schedule.json")
-# The schedules with which one is compared: their names, and what each of them is.
+# The schedules with which a schedule is compared: their names and descriptions.
 OTHERS = {
     "peak": "a fleet for the peak, kept all the time",
     "linear rule": "a linear rule per window (Aladdin)",
 }
 SHOWN_GAP_FRAC = 1e-4  # Sentences round a gap to 0.01 %.
 SPOT_SUFFIX = ", spot"  # The end of a spot worker's name.
-FIRM = "A spot worker may be interrupted at any time; the others are not."
+SPOT_NOTE = "A spot worker may be interrupted at any time; the others are not."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +58,7 @@ class ScheduleAnswer:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether the gap is at most `required_gap_frac`, but for what sentences round away."""
+        """Whether the gap is at most `required_gap_frac`, up to the rounding of sentences."""
         return self.schedule.gap_frac <= self.required_gap_frac + SHOWN_GAP_FRAC
 
 
@@ -71,24 +70,24 @@ def render(answer: ScheduleAnswer) -> dict[str, str]:
 
 def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
     """The output of `plan schedule --json`; its status "optimal" means that the gap is small enough."""
-    market, values = answer.market, answer.schedule
+    market, schedule = answer.market, answer.schedule
     gpus = [offer.gpu for offer in market.offers]
     return {
         "status": "optimal" if answer.is_optimal else "best found",
-        "cost_usd_per_h": values.cost_usd_per_h,
-        "bound_usd_per_h": values.bound_usd_per_h,
-        "gap_frac": values.gap_frac,
+        "cost_usd_per_h": schedule.cost_usd_per_h,
+        "bound_usd_per_h": schedule.bound_usd_per_h,
+        "gap_frac": schedule.gap_frac,
         "windows": answer.demand.rate_rps.shape[1],
         "window_s": answer.demand.window_s,
         "demand_note": answer.demand.note,
-        "reserved_gpus": dict(zip(gpus, values.reserved_gpus.tolist(), strict=True)),
-        "on_demand_gpus": dict(zip(gpus, values.on_demand_gpus.tolist(), strict=True)),
+        "reserved_gpus": dict(zip(gpus, schedule.reserved_gpus.tolist(), strict=True)),
+        "on_demand_gpus": dict(zip(gpus, schedule.on_demand_gpus.tolist(), strict=True)),
         "workers": [
             {
                 "llm": worker_type.llm,
                 "worker": worker_type.name,
-                "firm": values.workers[c].tolist(),
-                "spot": values.spot_workers[c].tolist(),
+                "firm": schedule.workers[c].tolist(),
+                "spot": schedule.spot_workers[c].tolist(),
             }
             for c, worker_type in enumerate(market.worker_types)
         ],
@@ -98,20 +97,20 @@ def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
     }
 
 
-def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[str, Any]:
+def _simulated_json(answer: ScheduleAnswer, simulated: SimulatedSchedule) -> dict[str, Any]:
     """The results of the simulation: prices, windows kept, and the schedule as repaired."""
-    market = answer.market
+    market, repaired_workers = answer.market, simulated.schedule.workers
     gpus = [offer.gpu for offer in market.offers]
     return {
-        "cost_usd_per_h": values.cost_usd_per_h,
-        "reserved_usd_per_h": values.reserved_usd_per_h,
-        "on_demand_usd_per_h": values.on_demand_usd_per_h,
-        "spot_usd_per_h": values.spot_usd_per_h,
-        "cost_before_repair_usd_per_h": values.cost_before_usd_per_h,
-        "reserved_gpus": dict(zip(gpus, values.reserved_gpus.tolist(), strict=True)),
-        "held_gpus": dict(zip(gpus, values.held_gpus.tolist(), strict=True)),
-        "added_worker_windows": values.added_worker_windows,
-        "spot_workers_taken": values.spot_workers_taken,
+        "cost_usd_per_h": simulated.cost_usd_per_h,
+        "reserved_usd_per_h": simulated.reserved_usd_per_h,
+        "on_demand_usd_per_h": simulated.on_demand_usd_per_h,
+        "spot_usd_per_h": simulated.spot_usd_per_h,
+        "cost_before_repair_usd_per_h": simulated.cost_before_usd_per_h,
+        "reserved_gpus": dict(zip(gpus, simulated.reserved_gpus.tolist(), strict=True)),
+        "held_gpus": dict(zip(gpus, simulated.held_gpus.tolist(), strict=True)),
+        "added_worker_windows": simulated.added_worker_windows,
+        "spot_workers_taken": simulated.spot_workers_taken,
         "slo": [
             {
                 "llm": each.llm,
@@ -121,11 +120,11 @@ def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[s
                 "missed_at_s": list(each.missed_begin_s),
                 "unfinished": each.unfinished,
             }
-            for each in values.slo_windows
+            for each in simulated.slo_windows
         ],
-        "why_missed": values.why_missed,
+        "why_missed": simulated.why_missed,
         "workers": [
-            {"llm": worker_type.llm, "worker": worker_type.name, "firm": values.schedule.workers[c].tolist()}
+            {"llm": worker_type.llm, "worker": worker_type.name, "firm": repaired_workers[c].tolist()}
             for c, worker_type in enumerate(market.worker_types)
         ],
     }
@@ -133,8 +132,8 @@ def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[s
 
 def types_in_use(answer: ScheduleAnswer) -> list[int]:
     """The indices of the worker types that are in use in any window."""
-    values = answer.to_run
-    return [c for c in range(len(values.workers)) if values.workers[c].any() or values.spot_workers[c].any()]
+    to_run = answer.to_run
+    return [c for c in range(len(to_run.workers)) if to_run.workers[c].any() or to_run.spot_workers[c].any()]
 
 
 def to_csv(answer: ScheduleAnswer) -> str:
@@ -153,19 +152,21 @@ def to_csv(answer: ScheduleAnswer) -> str:
 
 def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
     """The charts: demand, GPUs of each type by how they are bought, workers, cost by window, mean costs."""
-    market, demand, values, window_s = answer.market, answer.demand, answer.to_run, answer.demand.window_s
+    market, demand, to_run = answer.market, answer.demand, answer.to_run
+    window_s = demand.window_s
     rates = dict(zip(demand.llms, demand.rate_rps, strict=True))
     demand_chart = charts.windows_chart(rates, window_s, "requests/s")
     all_figures = [CaptionedChart("demand", demand_chart, "Demand of each LLM.")]
     for g, offer in enumerate(market.offers):
         spot = sum(
-            worker_type.gpu_counts.get(offer.gpu, 0) * values.spot_workers[c]
+            worker_type.gpu_counts.get(offer.gpu, 0) * to_run.spot_workers[c]
             for c, worker_type in enumerate(market.worker_types)
         )
-        in_every_window = np.ones(values.workers.shape[1], np.int64)
+        # Broadcast to all windows; `spot` is the number 0 if no worker type has the GPU.
+        in_every_window = np.ones(to_run.workers.shape[1], np.int64)
         counts_by_purchase = {
-            "reserved": values.reserved_gpus[g] * in_every_window,
-            "on demand": values.on_demand_gpus[g],
+            "reserved": to_run.reserved_gpus[g] * in_every_window,
+            "on demand": to_run.on_demand_gpus[g],
             "spot": spot * in_every_window,
         }
         if used_counts := {
@@ -182,7 +183,7 @@ def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
     for m, llm in enumerate(demand.llms):
         workers = {
             f"{worker_type.name}{suffix}": counts[c]
-            for suffix, counts in (("", values.workers), (SPOT_SUFFIX, values.spot_workers))
+            for suffix, counts in (("", to_run.workers), (SPOT_SUFFIX, to_run.spot_workers))
             for c, worker_type in enumerate(market.worker_types)
             if worker_type.llm == llm and counts[c].any()
         }
@@ -194,12 +195,12 @@ def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
                 CaptionedChart(f"workers-{m}", chart, f"{llm}: workers of each type, stacked.")
             )
     schedules = {
-        "schedule": values,
+        "schedule": to_run,
         **{name: other for name, other in answer.others.items() if other is not None},
     }
     # The schedule of the fleet for the peak has a single window, whose cost is that of every window.
     by_window = {
-        name: np.broadcast_to(cost_by_window(market, demand, schedule), values.workers.shape[1:])
+        name: np.broadcast_to(cost_by_window(market, demand, schedule), to_run.workers.shape[1:])
         for name, schedule in schedules.items()
     }
     caption = "What each window costs, with the starts of workers in it; beside " + " and ".join(
@@ -273,12 +274,12 @@ def compared_lines(answer: ScheduleAnswer) -> list[str]:
 
 def simulated_lines(answer: ScheduleAnswer) -> list[str]:
     """The results of the simulation: windows kept, workers that the repair added, price. Without one, why."""
-    values, by_rates_usd_per_h = answer.simulated, answer.schedule.cost_usd_per_h
+    simulated, by_rates_usd_per_h = answer.simulated, answer.schedule.cost_usd_per_h
     lines = [f"Mind: {answer.demand.note}."] if answer.demand.note else []
-    if values is None:
+    if simulated is None:
         why = f"Not simulated: {answer.not_simulated}. Ramps, bursts, starts and drains are not seen."
         return [*lines, why]
-    for each in values.slo_windows:
+    for each in simulated.slo_windows:
         missed, windows = len(each.missed_begin_s), each.windows
         line = f"Simulated: {each.llm} keeps its SLO in {windows - missed} of {count_text(windows, 'window')}"
         if each.missed_before > missed:
@@ -286,43 +287,43 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
         lines.append(
             line + (f"; {count_text(each.unfinished, 'request')} never served" if each.unfinished else "")
         )
-    if values.added_worker_windows:
-        before = usd_text(values.cost_before_usd_per_h)
+    if simulated.added_worker_windows:
+        before = usd_text(simulated.cost_before_usd_per_h)
         lines.append(
-            f"The repair adds {values.added_worker_windows} workers x windows; without it {before}/h are "
+            f"The repair adds {simulated.added_worker_windows} workers x windows; without it {before}/h are "
             "paid."
         )
-    if values.missed_windows:
-        lines.append(f"Windows that are missed still: {values.why_missed}.")
+    if simulated.missed_windows:
+        lines.append(f"Windows that are missed still: {simulated.why_missed}.")
     prices = {
-        "reserved": values.reserved_usd_per_h,
-        "on demand": values.on_demand_usd_per_h,
-        "spot": values.spot_usd_per_h,
+        "reserved": simulated.reserved_usd_per_h,
+        "on demand": simulated.on_demand_usd_per_h,
+        "spot": simulated.spot_usd_per_h,
     }
     text = ", ".join(f"{usd_text(price)} {name}" for name, price in prices.items() if price)
     lines.append(
-        f"Paid on the simulated hours: {usd_text(values.cost_usd_per_h)}/h ({text}); by rates alone "
+        f"Paid on the simulated hours: {usd_text(simulated.cost_usd_per_h)}/h ({text}); by rates alone "
         f"{usd_text(by_rates_usd_per_h)}/h."
     )
     limit = answer.market.cost_usd_per_h
-    if limit is not None and values.cost_usd_per_h > limit:
+    if limit is not None and simulated.cost_usd_per_h > limit:
         lines.append(f"That is more than limits: cost, {usd_text(limit)}/h.")
     return lines
 
 
 def gpu_rows(answer: ScheduleAnswer) -> Rows:
     """A row per GPU: how many are reserved, and how many on demand and on spot, on average and at most."""
-    values, worker_types = answer.to_run, answer.market.worker_types
+    to_run, worker_types = answer.to_run, answer.market.worker_types
     rows = []
     for g, offer in enumerate(answer.market.offers):
         gpus_of_worker = np.array([each.gpu_counts.get(offer.gpu, 0) for each in worker_types])
-        on_spot = gpus_of_worker @ values.spot_workers
+        on_spot = gpus_of_worker @ to_run.spot_workers
         changing = [
             f"{figure:g}"
-            for gpus in (values.on_demand_gpus[g], on_spot)
+            for gpus in (to_run.on_demand_gpus[g], on_spot)
             for figure in (round(gpus.mean(), 1), gpus.max())
         ]
-        rows.append((offer.gpu, f"{values.reserved_gpus[g]}", *changing))
+        rows.append((offer.gpu, f"{to_run.reserved_gpus[g]}", *changing))
     return ("GPU", "reserved", "on demand, mean", "on demand, most", "on spot, mean", "on spot, most"), rows
 
 
@@ -330,7 +331,7 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
     """A row per worker type in use: how many run on reserved or on-demand GPUs, and how many on spot GPUs.
     Both numbers are ranges over the windows: "2 to 5".
     """
-    values = answer.to_run
+    to_run = answer.to_run
 
     def least_and_most(counts: Any) -> str:
         least, most = counts.min(), counts.max()
@@ -338,7 +339,7 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
 
     rows: list[tuple[str, ...]] = []
     for c, worker_type in enumerate(answer.market.worker_types):
-        firm, spot = values.workers[c], values.spot_workers[c]
+        firm, spot = to_run.workers[c], to_run.spot_workers[c]
         if firm.any() or spot.any():
             rows.append((worker_type.llm, worker_type.name, least_and_most(firm), least_and_most(spot)))
     return ("LLM", "worker", "reserved or on demand", "on spot"), rows
@@ -346,11 +347,11 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
 
 def _html(answer: ScheduleAnswer) -> str:
     """The page of a schedule."""
-    values, windows = answer.schedule, answer.demand.rate_rps.shape[1]
-    hours = windows * answer.demand.window_s / 3600
+    schedule, windows = answer.schedule, answer.demand.rate_rps.shape[1]
+    hours = windows * answer.demand.window_s / HOUR_S
     cells = [
-        ("Cost", usd_text(values.cost_usd_per_h) + "/h", "on average over all windows"),
-        ("At least", usd_text(values.bound_usd_per_h) + "/h", "no schedule of this question costs less"),
+        ("Cost", usd_text(schedule.cost_usd_per_h) + "/h", "on average over all windows"),
+        ("At least", usd_text(schedule.bound_usd_per_h) + "/h", "no schedule of this question costs less"),
         *(
             (name.capitalize(), usd_text(other.cost_usd_per_h) + "/h", OTHERS[name])
             for name, other in answer.others.items()
@@ -361,8 +362,8 @@ def _html(answer: ScheduleAnswer) -> str:
     body = "\n".join(
         [
             f"<header><p class=eyebrow>Schedule of {escape(', '.join(answer.demand.llms))}</p>",
-            f"<h1>{escape(cost_sentence(answer))}</h1><p "
-            f"class=lead>{escape(proof_line(answer))}</p></header>",
+            f"<h1>{escape(cost_sentence(answer))}</h1>"
+            f"<p class=lead>{escape(proof_line(answer))}</p></header>",
             figures_html(cells),
             section_html("Simulated", list_html(simulated_lines(answer))),
             section_html("Against others", list_html(compared_lines(answer))),
@@ -371,7 +372,7 @@ def _html(answer: ScheduleAnswer) -> str:
             section_html(
                 "Workers",
                 table_html(*worker_rows(answer), caption="Workers", numeric=(2, 3))
-                + f"<p class=note>{FIRM}</p>",
+                + f"<p class=note>{SPOT_NOTE}</p>",
             ),
         ]
     )

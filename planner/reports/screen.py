@@ -615,7 +615,7 @@ def _gpu_count_figures(plan: Plan) -> list[KeyFigure]:
     if by_type[0].keys() == by_type[1].keys():
         value = f"{paper_gpus} + {count_text(more_gpus, 'GPU')}"
         parts = f"{paper_gpus} for the traffic as written, {more_gpus} more for {reserve}"
-    else:  # Of different types, so the difference of the two numbers would mean nothing.
+    else:  # The types differ, so the difference of the two numbers would mean nothing.
         paper_text, value = (
             list_text([f"{count} × {gpu}" for gpu, count in counts.items()]) for counts in by_type
         )
@@ -954,7 +954,7 @@ def _counts_text(plan: Plan, worker_counts: tuple[int, ...]) -> str:
         for count, (pool, label) in zip(worker_counts, labelled, strict=True)
     ]
     of_pools = f" ({' + '.join(parts)})" if len(parts) > 1 else ""
-    counts = iter(worker_counts)  # Of the running pools only: a pool without workers is skipped below.
+    counts = iter(worker_counts)  # They skip pools without workers, and so does the line below.
     pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)
     fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h
     is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < SAME_USD

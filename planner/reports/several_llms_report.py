@@ -187,7 +187,9 @@ def proof_lines(plan: SharedPlan) -> list[str]:
     value, level0_bound, bound = (
         in_unit(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
     )
-    if plan.level0 is None:  # Not computed, because the plan has pools of several types and a lower value.
+    if (
+        plan.level0 is None
+    ):  # Level 0 was left out, because the plan has pools of several types and a lower value.
         level0 = f"no fleets have less than {level0_bound}; those of the plan, of several types, do"
     else:
         level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "

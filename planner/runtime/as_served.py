@@ -13,8 +13,7 @@ import numpy as np
 from planner.runtime.live_replay import Journal
 from planner.traffic.trace import Trace
 
-# Where more gaps than this share lie within one chunk, the p90 of gaps is not that of the engine, and a note
-# says so.
+# If more than this share of gaps lies within chunks, the p90 of gaps is not the engine's, and a note says so.
 MOST_CLUMPED_FRAC = 0.1
 AT_ONCE_S = 1e-4  # Tokens nearer than this came in one chunk: no engine's step is so short.
 
@@ -47,8 +46,7 @@ def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
     """The requests that were sent or given up: as a trace with the served lengths, and as a journal.
 
     The returned journal has the requests' numbers in the new trace. Both are returned unchanged if no request
-    was sent. A request that did not finish keeps its length of `trace`, as no other was counted. The parts of
-    a journal are uninterrupted stretches of the run (`live_replay.ReplayPart`).
+    was sent. A request that did not finish keeps its length of `trace`, as no other was counted.
     """
     requests = sorted(
         {request for part in journal.parts for request in part.requests} | set(journal.outcomes)
@@ -125,9 +123,9 @@ def client_clock_notes(
     if any(record.get("endpoint", {}).get("answers_without_exact_tokens") for record in records):
         sentences.append("The endpoint does not count each chunk's tokens: they are spread over the chunks.")
     sentences += [
-        f"The engines' clock is missing: {samples['trouble']}"
+        f"The engines' clock is missing: {clock['trouble']}"
         for record in records
-        if (samples := record.get("engine_clock")) and "trouble" in samples
+        if (clock := record.get("engine_clock")) and "trouble" in clock
     ]
     trips = [trip for record in records if (trip := record.get("endpoint", {}).get("round_trip_s"))]
     if trips:

@@ -163,7 +163,7 @@ class EndpointAnswer:
     input_tokens: int = 0
     output_tokens: int = 0
     is_exact: bool = False
-    model: str = ""  # As the server names it.
+    model: str = ""  # The server's name for it.
     retry_after: str = ""  # The header of this name, in which a server says when to come again.
 
     @property

@@ -40,10 +40,10 @@ Status = Literal["finished", "rejected", "failed", "unsent"]
 FIRST_TOKEN_ID, TOKEN_IDS = 3, 997
 LEAD_S = 1.0  # The time from the start of a replay to its first request, in which the first prompt is made.
 TIMEOUT_S = 600.0  # A request without a complete answer after this time has failed.
-PROGRESS_EVERY_S = 10.0  # While it sends, a replay says this often how far it has come.
+PROGRESS_EVERY_S = 10.0  # A replay reports its progress this often.
 READ_BUFFER_BYTES = 2**22  # Lines of a stream are long: its first event names every token of the prompt.
 JOURNAL_FORMAT = 2  # The version of the journal; `JournalFile.read` refuses a journal of another version.
-_MESSAGE_CHARACTERS = 200  # Reasons that a server or a library words are cut to this length.
+_MESSAGE_CHARACTERS = 200  # Error texts of a server or a library are cut to this length.
 _DATA = b"data: "  # The beginning of a line of a stream that has an event.
 _REMEMBERED_BLOCKS = 100_000  # `_block_tokens` keeps this many blocks in memory.
 
@@ -74,8 +74,8 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPart:
-    """One uninterrupted part of a run: the numbers of the `requests` that were sent or given up, in the order
-    in which they were.
+    """One uninterrupted part of a run: the numbers of the `requests` in the order in which they were sent or
+    given up.
 
     The part started at `start_s` of CLOCK_MONOTONIC, which stands for `first_s` on the trace's clock.
     """
@@ -201,13 +201,14 @@ class Sender(Protocol):
     ) -> RequestOutcome:
         """Send the request and read its answer to the end. A failure is returned as an outcome, not raised.
 
-        `start_s` is the start of the part on CLOCK_MONOTONIC; `due_s` is when the request was due after it.
+        `start_s` is the start of the part on CLOCK_MONOTONIC; `due_s`, when the request was due, counts from
+        there.
         """
 
     def may_send(self, request: int) -> bool:
-        """Whether to send this request, asked just before its time; False ends the sending of all others."""
+        """Whether to send this request, just before its time. Once the answer is False, no more are sent."""
 
-    def ended(self, outcome: RequestOutcome) -> None:
+    def note_end(self, outcome: RequestOutcome) -> None:
         """Take note of an outcome; an exception ends the replay."""
 
 
@@ -236,7 +237,7 @@ class _RouterSender:
         """Always true: the router has no budget of requests."""
         return True
 
-    def ended(self, outcome: RequestOutcome) -> None:
+    def note_end(self, outcome: RequestOutcome) -> None:
         """Do nothing: the journal has all that is needed of a request that ended."""
 
 
@@ -300,8 +301,8 @@ async def send_at_times(
     async def send_one(request: int, due_s: float, body: bytes) -> None:
         outcome = await sender.send(request, part, start_s, due_s, body)
         note_outcome(outcome)
-        give_up(agenda.ended(outcome))
-        sender.ended(outcome)
+        give_up(agenda.note_end(outcome))
+        sender.note_end(outcome)
 
     def forget_task(task: asyncio.Task[None]) -> None:
         running.discard(task)
@@ -350,17 +351,21 @@ class _Agenda:
     """When each request is due: at its own time, or `think_s` after the last answer that it waits for.
 
     `due` is a heap of (time since the start of the part [s], request). It has the requests that can be sent
-    at their time: none of those that they wait for is unanswered.
+    at their time, because all requests that they wait for are answered.
     """
 
     def __init__(
-        self, trace: Trace, requests: Sequence[int], before: Mapping[int, RequestOutcome], first_s: float
+        self,
+        trace: Trace,
+        requests: Sequence[int],
+        earlier_outcomes: Mapping[int, RequestOutcome],
+        first_s: float,
     ) -> None:
         """Find the times of `requests`, which are all that this part sends.
 
-        `before` has the outcomes of earlier parts by request, and `first_s` is the arrival in the trace with
-        which this part starts. The attribute `unsendable` becomes the list of the requests, each with the
-        reason, that wait directly or through others for one that did not finish in an earlier part.
+        `earlier_outcomes` are those of earlier parts by request, and `first_s` is the arrival in the trace
+        with which this part starts. The attribute `unsendable` becomes the list of the requests, each with
+        the reason, that wait directly or through others for one that did not finish in an earlier part.
         """
         own_requests = set(requests)
         self.arrival_s = {request: float(trace.arrival_s[request]) - first_s for request in requests}
@@ -380,14 +385,14 @@ class _Agenda:
                 self.last_answer_s[child] = 0.0
         # `_give_up` follows `children`, so all of them must be known before.
         for child, parent in waits:
-            if parent not in own_requests and before[parent].status != "finished":
-                self.unsendable += self._give_up([child], before[parent].status)
+            if parent not in own_requests and earlier_outcomes[parent].status != "finished":
+                self.unsendable += self._give_up([child], earlier_outcomes[parent].status)
         self.due: list[tuple[float, int]] = []
         for request in requests:
             if request not in self.unanswered_parents and request not in self.given_up:
                 self._schedule(request)
 
-    def ended(self, outcome: RequestOutcome) -> list[tuple[int, str]]:
+    def note_end(self, outcome: RequestOutcome) -> list[tuple[int, str]]:
         """Note the outcome of a request.
 
         If the request finished, those that waited for nothing else any more become due. Otherwise all that
@@ -411,10 +416,9 @@ class _Agenda:
         heapq.heappush(self.due, (due_s, request))
 
     def _give_up(self, requests: Iterable[int], status: Status) -> list[tuple[int, str]]:
-        """Give up these requests, because one that they wait for ended with `status`, and all that wait for
-        them.
+        """Give up these requests, and all that wait for them: they wait for one that ended with `status`.
 
-        Returns those that had not been given up before, each with the reason.
+        Returns the requests that had not been given up before, each with the reason.
         """
         reasons = {"rejected": "was rejected", "failed": "failed", "unsent": "was not sent"}
         given_up = []
@@ -487,7 +491,7 @@ def block_prompt(block_ids: Sequence[int], block_tokens: int, seed: int) -> list
 
 @lru_cache(maxsize=_REMEMBERED_BLOCKS)
 def _block_tokens(block: int, tokens: int, seed: int) -> tuple[int, ...]:
-    """So many random token ids for the block of this id, always the same for one id, length and seed."""
+    """Random token ids for the block of this id, `tokens` of them; the same for equal id, length and seed."""
     # This seed has three numbers and that of `unique_prompt` two, so no unique prompt begins like a block. An
     # id may be negative, which a seed of numpy must not be: hence the remainder of 2**64.
     rng = np.random.default_rng((seed, block % 2**64, tokens))

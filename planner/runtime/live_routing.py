@@ -316,8 +316,8 @@ class LiveFleet:
         output_s = {kind: cache_layout.output_token_s(kind, mean_context, batch) for kind in set(self.types)}
         self.caches.workers["output_s"] = [output_s[kind] for kind in self.types]
         work = self.policies.extend_weight * input_tokens + self.policies.output_weight * output_tokens
-        # A quantum is the work that a tenant may have done in one turn (d2lpm). As in the simulator, it is by
-        # default that of two mean requests.
+        # A quantum is the work that a tenant may have done in one turn (d2lpm): by default, as in
+        # the simulator, the work of two mean requests.
         quantum = 2 * work
         settings = self.caches.settings
         settings[cache_layout.WORKER_QUANTUM_TOKENS] = self.policies.worker_quantum_tokens or quantum

@@ -8,10 +8,10 @@ then simulated by itself, with its own requests at the times when they came. Thi
 and step times, but not routing. A request of a session also comes at its measured time, and does not wait for
 earlier requests, because another engine may have answered these.
 
-Of a pair of engines, the prefill engine is simulated as one that answers with a single token; TTFT is judged
-on it. The decode engine is simulated behind a prefill and a link that take no time. The gaps and TPOT are
-judged on it, and as E2E the time from the first step with the request, whose KV was there by then, to the
-last token.
+If there is a pair of engines, the prefill engine is simulated as one that answers with a single token; TTFT
+is judged on it. The decode engine is simulated behind a prefill and a link that take no time. The gaps and
+TPOT are judged on it, and as E2E the time from the first step with the request, whose KV was there by then,
+to the last token.
 """
 
 from collections.abc import Mapping

@@ -254,6 +254,6 @@ def refusal_message(endpoint: Endpoint, answer: EndpointAnswer) -> str:
     if answer.code == 429:
         wait = f", Retry-After: {answer.retry_after}" if answer.retry_after else ""
         return f"{text} (the gateway limits requests{wait}; raise its limit, or come back later)"
-    if answer.trouble.startswith("no stream came"):  # As `endpoint.post_request` words it.
+    if answer.trouble.startswith("no stream came"):  # The words of `endpoint.post_request`.
         return f"{text}: without one the times of tokens cannot be measured"
     return text

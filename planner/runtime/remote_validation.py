@@ -198,7 +198,7 @@ class ToEndpoint:
             input_tokens=answer.input_tokens,
         )
 
-    def ended(self, outcome: RequestOutcome) -> None:
+    def note_end(self, outcome: RequestOutcome) -> None:
         """Raise the error that this request's answer caused, if there is one."""
         if outcome.request in self.trouble:
             raise self.trouble[outcome.request]
@@ -230,7 +230,7 @@ async def measure_endpoint(
         record |= {"date": time.strftime("%Y-%m-%d"), "machine": describe_machine(), "spare_cores": None}
         try:
             sent = await send_at_times(setup.trace, missing, sender, journal, part=part, progress=progress)
-            if sender.is_spent and not sent and not part:  # Not one request, and no earlier part.
+            if sender.is_spent and not sent and not part:  # No request was sent, now or before.
                 raise EndpointError(
                     f"the budget does not last for one request of the traffic ({budget.describe_use()} used "
                     "before it); raise --max-requests or --max-usd"

@@ -55,8 +55,8 @@ class Remote:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as client:
             while True:
                 failures = 0 if await self._is_healthy(client) else failures + 1
-                if self.is_up != (failures < HEALTH_FAILURES):
-                    self.is_up = not self.is_up
+                was_up, self.is_up = self.is_up, failures < HEALTH_FAILURES
+                if self.is_up != was_up:
                     LOG.warning("worker %s: %s", self.name, "up" if self.is_up else "does not answer /health")
                 await asyncio.sleep(every_s)
 

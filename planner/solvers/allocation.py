@@ -151,7 +151,7 @@ def _formulate(
 
 def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
     """Whether each type (J,) is worth using: no other type with unlimited stock serves as much at the same
-    price or less. Of equal types the first is worth using.
+    price or less. The first of equal types is worth using.
     """
     k, c = instance.sustained_rps, instance.price_usd_per_h
     is_used = np.ones(len(c), bool)

@@ -65,8 +65,8 @@ ROUNDS = 12  # Violated rows are added this often at most.
 ENOUGH_FRAC = 0.002  # If no row is violated by more than this share of R, the rounds end.
 # An interval ends after the last arrival of a burst, by one of these quantiles of l_i - a_i + w_i.
 SLACK_QUANTILES = (0.0, 0.5, 0.9, 1.0)
-# Or it ends after the last arrival of the trace, by s plus these shares of the way from s to the largest
-# l_i - a_i + w_i.
+# Or an interval ends after the last arrival of the trace, by s plus these shares of the way from s to the
+# largest l_i - a_i + w_i.
 AFTER_LAST_FRACS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
 SAMPLE_PAIRS = 5_000  # The line of an option is chosen by a sample of this many pairs of lengths.

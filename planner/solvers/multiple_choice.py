@@ -29,8 +29,8 @@ SOLVER_S = 20.0  # The solver's time limit; instances of a few LLMs take well un
 
 @dataclass(frozen=True, slots=True)
 class GroupChoice:
-    """One choice f of a group: its weight w_f, and in `uses` its a_yf for each limit y and b_rf for each row
-    r, at the indices that the caller gives to limits and rows.
+    """One choice f of a group: its weight w_f, and in `uses` its a_yf and b_rf. The caller numbers limits y
+    and rows r together; these numbers are the indices into `uses`.
     """
 
     weight: float
@@ -39,8 +39,8 @@ class GroupChoice:
 
 @dataclass(frozen=True, slots=True)
 class NodesOfKind:
-    """Nodes of `gpus` GPUs and a weight c_k. `rows` are pairs: the index of b_rf among the uses of a choice,
-    and B_r. The first row counts GPUs.
+    """Nodes of `gpus` GPUs and a weight c_k. `rows` are pairs: the index of b_rf in `GroupChoice.uses`, and
+    B_r. The first row counts GPUs.
     """
 
     gpus: int
@@ -50,12 +50,12 @@ class NodesOfKind:
 
 @dataclass(frozen=True, slots=True)
 class NodeStock:
-    """A stock of `amount` GPUs, which may be infinite. `singly` is the index, among the uses of a choice, of
-    the GPUs that are taken singly.
+    """A stock of `amount` GPUs, which may be infinite. `singly_index` is where `GroupChoice.uses` counts the
+    GPUs that are taken singly.
     """
 
     amount: float
-    singly: int
+    singly_index: int
     kinds: tuple[NodesOfKind, ...]
 
 
@@ -80,14 +80,14 @@ def choose_within_limits(
     for i, x_i in enumerate(variables):
         problem += pulp.lpSum(x_i) == 1, f"one_{i}"
 
-    def used(y: int) -> pulp.LpAffineExpression:
-        return weighted_sum((x_f, choice.uses[y]) for choice, x_f in choices)
+    def used(index: int) -> pulp.LpAffineExpression:
+        return weighted_sum((x_f, choice.uses[index]) for choice, x_f in choices)
 
     for y, amount in enumerate(amounts):
         if amount < math.inf:
             problem += used(y) <= amount, f"limit_{y}"
     for s, stock in enumerate(stocks):
-        taken = used(stock.singly)
+        taken = used(stock.singly_index)
         for k, kind in enumerate(stock.kinds):
             nodes = problem.add_variable(f"m_{s}_{k}", 0, cat="Integer")
             taken, weight = taken + kind.gpus * nodes, weight + kind.weight * nodes

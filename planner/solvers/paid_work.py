@@ -109,7 +109,7 @@ def least_paid(
     window_of = window_numbers(arrival_s[measured], edges_s)
     for v in range(len(edges_s) - 1):
         in_window = measured[window_of == v]
-        may_be_late = late_prefills.most(in_window)
+        may_be_late = late_prefills.most_late(in_window)
         of_slo_usd += _without_dearest(prefill_usd[in_window], may_be_late)
         due = in_window[arrival_s[in_window] + deadlines.prefill_s <= edges_s[v + 1]]
         due_usd = _without_dearest(prefill_usd[due], may_be_late)

@@ -30,7 +30,7 @@ start-up. A worker that must be ready sooner than s_c after the beginning is the
 worker that would be given up for no longer than a start-up is kept (`ready_workers_at_no_cost`).
 
 The model's cost is a lower bound of the bill, for two reasons. A worker is also paid while it ends its last
-requests, which the model leaves out. And where nodes are sold whole, the bill rounds the life of each node up
+requests, which the model leaves out. Where nodes are sold whole, the bill rounds the life of each node up
 to units, while the model charges nodes by the second.
 
 HiGHS solves the model: a day of 144 steps billed by the second takes 0.05 s; CP-SAT took as long or did not
@@ -391,7 +391,7 @@ def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> floa
     """The bill of workers, given as (pool, from, to) [s]. Each worker's life is paid in whole units; where
     nodes are sold whole, each node's life is. With `is_paid_all_day` the most GPUs in use at once are paid.
 
-    Of each kind of node the fewest that hold the GPUs in use are rented, and the node that was rented last is
+    The fewest nodes of each kind that hold the GPUs in use are rented, and the node that was rented last is
     given up first. A node is paid at the price of idle GPUs; what a GPU in use costs more, such as
     electricity, is paid by the second.
     """

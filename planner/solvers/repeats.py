@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # A document of runs is read without the simulator, which tak
     from planner.simulator.slo_verdict import Verdict
 
 CONFIDENCE_FRAC = 0.95  # The confidence of the intervals and of the test.
-FEW_FRAC = 0.90  # p0: a fleet that keeps the SLO in at most this share of runs fails.
-MOST_FRAC = 0.99  # p1: a fleet that keeps the SLO in at least this share of runs holds.
+FAILS_FRAC = 0.90  # p0: a fleet that keeps the SLO in at most this share of runs fails.
+HOLDS_FRAC = 0.99  # p1: a fleet that keeps the SLO in at least this share of runs holds.
 
 Decision = Literal["holds", "fails", "open"]
 
@@ -62,14 +62,14 @@ def confidence_interval(values: Sequence[float | None]) -> Interval:
 
 
 def decide_sequentially(
-    kept: int, runs: int, p0_frac: float = FEW_FRAC, p1_frac: float = MOST_FRAC
+    kept: int, runs: int, p0_frac: float = FAILS_FRAC, p1_frac: float = HOLDS_FRAC
 ) -> Decision:
     """What the test decides after `kept` of `runs` kept the SLO: "holds" rejects p <= p0, "fails" rejects
     p >= p1, "open" neither.
     """
     log_ratio = kept * math.log(p1_frac / p0_frac)  # The logarithm of L.
     log_ratio += (runs - kept) * math.log((1 - p1_frac) / (1 - p0_frac))
-    threshold = math.log(1 / (1 - CONFIDENCE_FRAC))  # That of 1 / 0.05; the limit 0.05 has the negative.
+    threshold = math.log(1 / (1 - CONFIDENCE_FRAC))  # L >= 1 / 0.05 or L <= 0.05 decides.
     if abs(log_ratio) < threshold:
         return "open"
     return "holds" if log_ratio > 0 else "fails"
@@ -77,8 +77,7 @@ def decide_sequentially(
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """The result of several runs of one fleet with random traffic or interruptions; `run_until_decided` says
-    when they end.
+    """The result of several runs of one fleet with random traffic or interruptions.
 
     `limits` are the SLO's percentiles [s] over the runs, by the limit's name. With `after_losses` a run
     counts as kept if the SLO holds with all workers and also after the losses to survive; the percentiles are

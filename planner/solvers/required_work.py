@@ -96,12 +96,11 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DueRequests:
-    """The requests of a trace, by their numbers `index` (m,), that have a deadline if every request that they
-    wait for is in time.
+    """The requests of a trace that have a deadline, by their numbers `index` (m,).
 
-    `latest_s` (m,) are their latest arrivals in that case. At most `most_late` of them may miss their
-    deadline, so at least `least_in_time` are done in time. Without sessions `least_in_time` is the required
-    share of them, which need not be a whole number.
+    `latest_s` (m,) are their latest arrivals if every request that they wait for is in time. At most
+    `most_late` of them may miss their deadline, so at least `least_in_time` are done in time. Without
+    sessions `least_in_time` is the required share of them, which need not be a whole number.
     """
 
     index: npt.NDArray[np.int64]
@@ -119,8 +118,8 @@ def find_due_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> Due
         return DueRequests(
             index, trace.arrival_s[index], allowed_above(share, len(index)), share * len(index)
         )
-    # With sessions the simulation decides which requests that wait for others are measured. The most may be
-    # late if all of them are.
+    # With sessions the simulation decides which requests that wait for others are measured. The most requests
+    # may be late if all of these are measured.
     waits = waits_for_others(trace)
     late = allowed_above(share, int((is_measured | waits).sum()))
     if not whole:  # A request that waits for others arrives at a time not known here, so it has no deadline.
@@ -144,9 +143,9 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
     """The table of this module's docstring. With `guess_pace` a limit on gaps counts too, for
     `guess_slo_work`.
 
-    The limits of a class require the work of some number of its requests. So of all requests at least the sum
-    of these numbers is required, by the loosest deadline of the classes. It is left open which requests these
-    are, so the result gives lower bounds.
+    The limits of a class require the work of some number of its requests. The sum of these numbers is
+    required of all requests, by the loosest deadline of any class. It is left open which requests these are,
+    so the result gives lower bounds.
     """
     of_all = tuple(limit for limit in slo.limits if limit.selector is None)
     deadlines = _deadlines_of(replace(slo, limits=of_all), trace, guess_pace=guess_pace)
@@ -156,9 +155,7 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
     all_deadlines, measured = [deadlines], max(int(is_measured.sum()), 1)
     prefilled_requests = whole_requests = 0
     for selector in slo.selectors:
-        class_limits = tuple(
-            replace(limit, selector=None) for limit in slo.limits if limit.selector == selector
-        )
+        class_limits = tuple(limit for limit in slo.limits if limit.selector == selector)
         # An attainment is of all requests together, so the limits of a class have none.
         of_class = _deadlines_of(Slo(class_limits), trace, guess_pace=guess_pace)
         requests = int((is_measured & select_requests(selector, trace)).sum())
@@ -194,8 +191,7 @@ class LatePrefills:
         """What the SLO allows on this trace, which has no sessions."""
 
         def prefill_frac(limits: Iterable[Limit], attainment_frac: float | None = None) -> float:
-            without_class = tuple(replace(limit, selector=None) for limit in limits)
-            return _deadlines_of(Slo(without_class, attainment_frac), trace, guess_pace=False).prefill_frac
+            return _deadlines_of(Slo(tuple(limits), attainment_frac), trace, guess_pace=False).prefill_frac
 
         of_all = [limit for limit in slo.limits if limit.selector is None]
         return cls(
@@ -209,19 +205,20 @@ class LatePrefills:
             ),
         )
 
-    def most(self, requests: npt.NDArray[np.int64]) -> int:
+    def most_late(self, requests: npt.NDArray[np.int64]) -> int:
         """How many of these requests, by their numbers, may be late."""
 
         def least_in_time(count: int, share: float) -> int:
             return count - allowed_above(share, count)
 
-        of_classes = sum(least_in_time(int(mask[requests].sum()), share) for mask, share in self.of_classes)
-        return len(requests) - max(least_in_time(len(requests), self.of_all_frac), of_classes)
+        in_classes = sum(least_in_time(int(mask[requests].sum()), share) for mask, share in self.of_classes)
+        return len(requests) - max(least_in_time(len(requests), self.of_all_frac), in_classes)
 
 
 def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
-    """The deadlines that these limits set for all requests of the trace. planner/slo_metrics.py says which
-    kind of `Work` each metric requires: TTFT "prefill", TPOT "mean pace", TBT "every gap", E2E "all".
+    """The deadlines that these limits, whatever their class, set for all requests of the trace.
+    planner/slo_metrics.py says which kind of `Work` each metric requires: TTFT "prefill", TPOT "mean pace",
+    TBT "every gap", E2E "all".
     """
 
     def share(work: Work) -> float:
@@ -252,7 +249,7 @@ def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
         whole_frac=max(whole_frac, 0.0),
         gap_s=loosest_s("mean pace", "every gap"),
         e2e_s=loosest_s("all"),
-        # Only with an attainment or the guess does TBT oblige anything. Otherwise `whole_frac` is 0.
+        # Without an attainment or the guess TBT obliges nothing: `whole_frac` is 0, and the pace is not used.
         is_paced=has_gaps and not has_mean_pace and not has_all,
     )
 

@@ -292,7 +292,7 @@ def _largest_dispersion(estimates: Sequence[tuple[float, float]]) -> float:
     for other, freedom in estimates[1:]:
         if not freedom:  # This phi is assumed, not estimated.
             continue
-        standard_error_frac = math.sqrt(2 / freedom)  # That of chi-square, divided by its degrees of freedom.
+        standard_error_frac = math.sqrt(2 / freedom)  # Of chi-square over its degrees of freedom.
         if other > phi * (1 + STANDARD_ERRORS * standard_error_frac):
             phi = other
     return phi

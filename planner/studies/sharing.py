@@ -27,23 +27,23 @@ REST = "other requests"  # The name of the requests of no class.
 def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
     """The plan with a fact in `certificate.binding`: what sharing saves, or why that is not known.
 
-    Each class has an equal part of the work that a plan may take, so equal questions get equal answers. This
-    is cheap: two classes of an 8B LLM on two GPU types took half the CPU time of the plan (0.3 and 0.7 s
-    on paper, 1.4 and 2.8 s for production; 2026-11-25), because no orders of the queue are compared.
+    Each class gets an equal share of the work that a plan may take. This is cheap: two classes of an 8B LLM
+    on two GPU types took half the CPU time of the plan (0.3 and 0.7 s on paper, 1.4 and 2.8 s for production;
+    2026-11-25), because no orders of the queue are compared.
     """
-    parts = list(_classes_alone(task, plan.trace))
-    if len(parts) < 2 or task.objective == "throughput":
+    class_questions = list(_classes_alone(task, plan.trace))
+    if len(class_questions) < 2 or task.objective == "throughput":
         return plan
     fact: SharingSaves | NotShared
-    if len(parts) > MOST_SEPARATE:
-        fact = NotShared("", f"of more than {MOST_SEPARATE} classes")
+    if len(class_questions) > MOST_SEPARATE:
+        fact = NotShared(name="", why=f"of more than {MOST_SEPARATE} classes")
     elif task.described is not None:
         # Scenarios are drawn from the description, which cannot draw the requests of one class alone.
-        fact = NotShared("", "of described traffic")
+        fact = NotShared(name="", why="of described traffic")
     elif task.draws > 1:  # The requests of a class are replayed as they are, so they have one draw.
-        fact = NotShared("", "of traffic that is drawn several times")
+        fact = NotShared(name="", why="of traffic that is drawn several times")
     else:
-        fact = _compare(plan, study, parts)
+        fact = _compare(plan, study, class_questions)
     return _with_fact(plan, fact)
 
 
@@ -51,11 +51,11 @@ def say_not_compared(plan: Plan, task: PlanQuestion, trace: Trace, why: str) -> 
     """The plan with a fact that separate fleets were not compared; unchanged without several classes.
 
     The report puts `why` after the words "separate fleets": for instance "of LLMs that share GPUs". `trace`
-    is what the plan is for.
+    is the whole traffic of the question; `plan.trace` may be its busiest part.
     """
     if len(list(_classes_alone(task, trace))) < 2 or task.objective == "throughput":
         return plan
-    return _with_fact(plan, NotShared("", why))
+    return _with_fact(plan, NotShared(name="", why=why))
 
 
 def _with_fact(plan: Plan, fact: SharingSaves | NotShared) -> Plan:
@@ -65,23 +65,23 @@ def _with_fact(plan: Plan, fact: SharingSaves | NotShared) -> Plan:
 
 
 def _compare(
-    plan: Plan, study: Study, parts: list[tuple[str, PlanQuestion, Trace]]
+    plan: Plan, study: Study, class_questions: list[tuple[str, PlanQuestion, Trace]]
 ) -> SharingSaves | NotShared:
     """What one fleet saves against a fleet per class; NotShared names the first class without a fleet."""
     fleets: list[ClassAlone] = []
-    for name, task, trace in parts:
+    for name, task, trace in class_questions:
         study.progress(f"a fleet for {name} alone")
-        part_study = study.on_part(trace, study.work_limit_s / len(parts))
+        class_study = study.on_part(trace, study.work_limit_s / len(class_questions))
         try:
-            answer = part_study.answer(task)
+            answer = class_study.answer(task)
         except (InfeasibleError, OutOfTimeError, InputError):
             # InputError is raised if a class has too few requests.
-            return NotShared(name, "")
-        if not answer.is_passed:
-            return NotShared(name, "")
+            return NotShared(name, why="")
+        if not answer.is_passed:  # The fleet failed its test in scenarios that its search had not seen.
+            return NotShared(name, why="")
         fleets.append(ClassAlone(name, answer.value))
     separate_value = sum(fleet.value for fleet in fleets)
-    _, first_task, _ = parts[0]  # All parts have the objective of the plan.
+    _, first_task, _ = class_questions[0]  # All classes have the objective of the plan.
     unit = OBJECTIVE_UNITS[first_task.objective]
     return SharingSaves(plan.value, separate_value - plan.value, tuple(fleets), unit)
 
@@ -91,7 +91,7 @@ def _classes_alone(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, Plan
     of no class. The requests are already scaled and cut to the window.
     """
     selectors, robust = task.slo.selectors, task.robust
-    # The trace has the highest rate of `robust` already; its other rates lie below that.
+    # The trace already has the highest rate of `robust`; relative to it the lowest rate is a negative change.
     lowest_frac = (1 + robust.traffic_from_frac) / (1 + robust.traffic_frac) - 1
     robust = replace(robust, traffic_frac=0.0, traffic_from_frac=lowest_frac)
     numbers = class_numbers(selectors, trace)

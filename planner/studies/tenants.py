@@ -85,9 +85,9 @@ def _span_s(simulation: Simulation) -> float:
 
 
 def _request_work_s(
-    simulation: Simulation, pool: Pool, number: int, pool_of_worker: npt.NDArray[np.int64]
+    simulation: Simulation, pool: Pool, pool_number: int, pool_of_worker: npt.NDArray[np.int64]
 ) -> Floats:
-    """The worker seconds that each request takes in pool `number` (n,), as the module's docstring counts
+    """The worker seconds that each request takes in its pool (n,), as the module's docstring counts
     them; 0 for a request that used no worker of the pool. `pool_of_worker` has the pool's number for each
     worker.
     """
@@ -103,7 +103,7 @@ def _request_work_s(
     prefill_s = tokens * full_step_s / budget + (step_s(budget, pairs=pairs) - full_step_s)
     decoded_tokens = simulation.output_tokens - 1.0  # The prefill makes the first token.
     decoding_s = np.nan_to_num(simulation.e2e_s - simulation.ttft_s)  # NaN where a request never ended.
-    decoded = _in_pool(simulation.decode_worker, number, pool_of_worker)
+    decoded = _in_pool(simulation.decode_worker, pool_number, pool_of_worker)
     # The mean number of decodes on a rank, by Little's law; at least 1, as a decode is in its own batch.
     ranks = max(pool.count, 1) * pool.type.dp
     batch = max(float(decoding_s[decoded].sum()) / (_span_s(simulation) * ranks), 1.0)
@@ -111,16 +111,16 @@ def _request_work_s(
     mean_context = simulation.input_tokens + simulation.output_tokens / 2  # An output grows as it is written.
     kv_read_s = step_s(batch, decodes=batch, kv_tokens=mean_context) - without_kv_s
     decode_s = decoded_tokens * (without_kv_s / batch + kv_read_s)
-    prefilled = _in_pool(simulation.prefill_worker, number, pool_of_worker)
+    prefilled = _in_pool(simulation.prefill_worker, pool_number, pool_of_worker)
     return np.asarray(np.where(prefilled, prefill_s, 0.0) + np.where(decoded, decode_s, 0.0))
 
 
 def _in_pool(
-    worker: npt.NDArray[np.int64], number: int, pool_of_worker: npt.NDArray[np.int64]
+    worker: npt.NDArray[np.int64], pool_number: int, pool_of_worker: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """(n,): whether each `worker` (n,) is of pool `number`; a worker out of range stands for none."""
+    """(n,): whether each `worker` (n,) is of this pool; a worker out of range stands for none."""
     has_worker = (worker >= 0) & (worker < len(pool_of_worker))
-    return np.asarray(has_worker & (pool_of_worker[np.where(has_worker, worker, 0)] == number))
+    return np.asarray(has_worker & (pool_of_worker[np.where(has_worker, worker, 0)] == pool_number))
 
 
 def tenant_rows(costs: tuple[TenantCost, ...]) -> list[dict[str, Any]]:

@@ -112,7 +112,7 @@ def check_classes(slo: Slo, trace: Trace) -> None:
 
 
 def check_judged_classes(slo: Slo, trace: Trace) -> None:
-    """As `check_classes`; in addition each class must have requests after the warm-up of a simulation."""
+    """Like `check_classes`; in addition each class must have requests after the warm-up of a simulation."""
     check_classes(slo, trace)
     judged_from_s, _ = measured_window(trace)
     warm_up = show_s(judged_from_s - float(trace.arrival_s[0]))

@@ -716,8 +716,8 @@ def _with_drift(scores: FloatArray, drift: Sequence[float], interval: IntArray) 
     """Normal scores (n,), moved by the `drift` of each request's interval; the same scores if `drift` is
     empty.
 
-    The drift adds variance between intervals. As much is taken from the variance within intervals, so that
-    the variance of all scores stays 1.
+    The drift adds variance between intervals. The same amount is taken from the variance within intervals, so
+    that the variance of all scores stays 1.
     """
     if not drift:
         return scores

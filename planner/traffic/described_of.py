@@ -27,7 +27,7 @@ INTERVAL_REQUESTS = 50
 WINDOWS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0)
 # Quantiles of the lengths that are a histogram's first edges, closer together at both ends.
 FRACS = np.array((0, 0.01, 0.025, *np.arange(1, 20) / 20, 0.975, 0.99, 0.995, 0.999, 1))
-BIN_FRAC = 5e-4  # Drawn lengths of a bin may differ from its tokens by this share of all tokens.
+BIN_FRAC = 5e-4  # The expected sum of a bin's drawn lengths is off by at most this share of all tokens.
 MOST_BINS = 100  # A histogram has at most this many bins, so that the document stays readable.
 PARTS = 8  # The joint table has at most this many rows (input lengths) and columns (output lengths).
 PART_REQUESTS = 10  # A cell of the table has at least this many requests on average.
@@ -95,7 +95,7 @@ def _interval_of(trace: Trace, length_s: float) -> IntArray:
 def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
     """The rate of each interval [requests/s], and the length of an interval [s].
 
-    The rate of the last interval is that of its part before the trace ends. A trace shorter than two
+    The rate of the last interval is taken over the time until the trace ends. A trace shorter than two
     intervals has one rate; the length of an interval (an hour) then has no effect.
     """
     least_s = max(duration_s / INTERVALS, INTERVAL_REQUESTS / trace.rate_rps)
@@ -202,9 +202,10 @@ def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> C
 
     If all clients sent evenly, two requests in a window would be of one client with probability
     `same_client`. In described.py a client's rate is a product of independent factors with mean 1, one for
-    each time scale of CLIENT_RATE_S, whose mean square is 1 + CLIENT_RATE_VAR. That adds
-    `same_client * rate_excess` to the probability. Requests of one client correlate in length by the share of
-    the variance, so the share is the correlation in a window of the trace, divided by that product.
+    each time scale of CLIENT_RATE_S, whose mean square is 1 + CLIENT_RATE_VAR. These factors add
+    `same_client * rate_excess` to the probability. The lengths of two requests of one client correlate by the
+    share of the variance that is sought. So that share is the correlation in a window of the trace, divided
+    by `same_client * rate_excess`.
     """
     usual = Clients()  # A trace that names no tenants has this number of clients, and this skew.
     count, skew = usual.count, usual.skew
@@ -276,20 +277,21 @@ def _describe_prefixes(trace: Trace) -> Prefixes | None:
     """
     offsets, ids = trace.prefix_offsets, trace.prefix_ids
     has_blocks = np.diff(offsets) > 0
-    # The text of each request that has blocks, and the requests of each text.
-    _, text_of, requests = np.unique(ids[offsets[:-1][has_blocks]], return_inverse=True, return_counts=True)
-    if requests.max(initial=0) < 2:
+    # The text of each request that has blocks, and the number of requests of each text.
+    first_ids = ids[offsets[:-1][has_blocks]]
+    _, text_of, requests_by_text = np.unique(first_ids, return_inverse=True, return_counts=True)
+    if requests_by_text.max(initial=0) < 2:
         return None
     # For each use of a block: its request, and the request that used the block first.
     request_of = np.repeat(np.arange(len(trace)), np.diff(offsets))
     _, first_use, block_of = np.unique(ids, return_index=True, return_inverse=True)
     is_repeated = request_of[first_use][block_of] != request_of
     repeated = np.bincount(request_of, weights=is_repeated, minlength=len(trace))[has_blocks]
-    repeated = repeated[(requests[text_of] > 1) & (repeated > 0)]
+    repeated = repeated[(requests_by_text[text_of] > 1) & (repeated > 0)]
     if not repeated.size:
         return None
-    count = len(requests)  # A prompt that shares no block has a text of its own.
-    shares = requests / requests.sum()
+    count = len(requests_by_text)  # A prompt that shares no block has a text of its own.
+    shares = requests_by_text / requests_by_text.sum()
     skew = _find_skew(float((shares**2).sum()), count)
     tokens = int(repeated.mean() * trace.prefix_block_tokens)
     return Prefixes(max(tokens, 1), min(count, MOST_PREFIXES), skew)

@@ -120,7 +120,7 @@ _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
 _IMAGES = ("image_tokens",)  # Tokens that an encoder adds to the prompt.
 _TASK = ("agent_task",)  # An agent's task with this request; by default each session is a task.
-_REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # Who waits for whom, and how long.
+_REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # Which request waits for which.
 
 
 class TraceRows:

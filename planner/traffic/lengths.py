@@ -35,7 +35,7 @@ MOST_BEND = 60.0
 
 def _tokens(lengths: FloatArray) -> IntArray:
     """Lengths rounded to whole tokens, from one to MAX_TOKENS, the most of a request in a trace."""
-    # Not np.clip, which takes several times as long on the few lengths of a task.
+    # np.clip takes several times as long on the few lengths of a task.
     tokens: IntArray = np.minimum(np.maximum(np.rint(lengths), 1), MAX_TOKENS).astype(np.int64)
     return tokens
 
@@ -130,7 +130,7 @@ class Percentiles:
 
     def check(self) -> None:
         """Raise InputError for a mean that no lengths with these percentiles have. No curve is fitted."""
-        normal = NormalDist().inv_cdf  # Not scipy's: every command checks catalogs, and scipy loads slowly.
+        normal = NormalDist().inv_cdf  # Every command checks catalogs, and scipy loads slowly.
         scores, logs = np.array([normal(frac) for frac in self.fracs]), np.log(self.tokens)
         if len(scores) == 1:  # One percentile needs a mean, by which it is a lognormal.
             _sigma(float(scores[0]), float(logs[0]), self.given_mean_tokens)
@@ -220,7 +220,7 @@ def _curve_through(
 
     most_log = math.log(most_tokens or MAX_TOKENS)
 
-    # Not np.clip, as in `_tokens`.
+    # Without np.clip, as in `_tokens`.
     def tokens(at_scores: FloatArray) -> FloatArray:
         if len(scores) == 1 and first_slope == last_slope and bend == 1.0:  # A lognormal has one slope.
             log_tokens = logs[0] + first_slope * (at_scores - scores[0])

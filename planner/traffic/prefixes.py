@@ -522,7 +522,7 @@ def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array,
     used = 0  # Distinct blocks so far.
     for i in range(requests):
         at, end = offsets[i], offsets[i + 1]
-        # Blocks of a prompt that were used before come before its new ones. Those of them that the same
+        # Blocks of a prompt that were used before come before its new ones. Old blocks that the same
         # request used last lie together in the stack, and are handled together.
         while at < end and last[node[at]] >= 0:
             user = last[node[at]]

@@ -90,8 +90,8 @@ def _redraw_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
 
 
 def _with_replacement(session: IntArray, candidates: IntArray, rng: np.random.Generator) -> list[IntArray]:
-    """As many sessions as there are candidates, drawn from them: the rows of the trace in parts. A part has
-    every session at most once, so a session that is drawn three times is in three parts.
+    """Sessions drawn from the candidates, as many as there are of these: the rows of the trace in parts. A
+    part has every session at most once, so a session that is drawn three times is in three parts.
     """
     drawn = rng.integers(len(candidates), size=len(candidates))
     times = np.zeros(session.max() + 1, np.int64)  # How often each session is drawn.

@@ -75,8 +75,8 @@ def read_trace(
 def read_files(
     paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, log_options: LogOptions = ANY
 ) -> ReadTrace:
-    """As `read_trace`; the result also has the format and the roles of columns. Several files are logs of one
-    clock, or sessions of agents, each with a clock of its own.
+    """Like `read_trace`; the result also has the format and the roles of columns. Several files are logs of
+    one clock, or sessions of agents, each with a clock of its own.
     """
     files = [file for path in paths for file in _files_of(path)]
     with ExitStack() as stack:

@@ -8,14 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-# Of two ambiguous times in the order of a file: if the second is earlier by more than _STEP_BACK_NS, clocks
+# Two ambiguous times follow each other in a file. If the second is earlier by more than _STEP_BACK_NS, clocks
 # were put back between the two. If it is later by more than _NEXT_YEAR_NS, they are of different years, each
 # with an ambiguous hour of its own.
 _STEP_BACK_NS = 30 * 60 * 10**9
 _NEXT_YEAR_NS = 2 * 3600 * 10**9
 
 _OFFSET = r"(?:[zZ]|[+-]\d\d(?::?\d\d)?)\s*$"  # Z, +01, +0100 or +01:00 at the end.
-_ZONE_AFTER_TIME = re.compile(rf"\d\d:\d\d.*{_OFFSET}|\d{{8}}T\d+.*[zZ]\s*$")  # Or 20261116T181703Z.
+_ZONE_AFTER_TIME = re.compile(
+    rf"\d\d:\d\d.*{_OFFSET}|\d{{8}}T\d+.*[zZ]\s*$"
+)  # The latter for 20261116T181703Z.
 
 
 def says_zone(date: str) -> bool:

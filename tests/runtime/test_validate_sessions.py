@@ -56,8 +56,8 @@ def test_a_request_is_due_when_the_last_it_waits_for_was_answered_and_it_has_tho
     trace = made_of([10.0, 11.0, 11.0, 20.0], [(2, 0), (2, 1), (3, 1)], [0.0, 0.0, 2.0, 0.0])
     agenda = _Agenda(trace, range(4), {}, 10.0)
     assert agenda.due == [(0.0, 0), (1.0, 1)]
-    assert agenda.ended(answered(0, 5.0)) == [] and len(agenda.due) == 2
-    assert agenda.ended(answered(1, 4.0)) == []
+    assert agenda.note_end(answered(0, 5.0)) == [] and len(agenda.due) == 2
+    assert agenda.note_end(answered(1, 4.0)) == []
     assert sorted(agenda.due)[2:] == [(7.0, 2), (10.0, 3)]
 
 
@@ -65,11 +65,11 @@ def test_all_that_waits_for_a_request_that_did_not_finish_is_given_up_once() -> 
     """0 fails, 1 finishes: 2 waits for both, 3 for 2; 4 for 1 alone. 2 and 3 are given up, 4 is due."""
     trace = made_of([0.0, 0.0, 0.0, 0.0, 0.0], [(2, 0), (2, 1), (4, 1), (3, 2)], [0.0] * 5)
     agenda = _Agenda(trace, range(5), {}, 0.0)
-    assert agenda.ended(answered(0, 1.0, status="failed")) == [
+    assert agenda.note_end(answered(0, 1.0, status="failed")) == [
         (2, "not sent: a request it waits for failed"),
         (3, "not sent: a request it waits for was not sent"),
     ]
-    assert agenda.ended(answered(1, 2.0)) == []
+    assert agenda.note_end(answered(1, 2.0)) == []
     assert sorted(request for _, request in agenda.due) == [0, 1, 4]
 
 
@@ -84,7 +84,7 @@ def test_a_run_that_goes_on_knows_what_was_answered_before() -> None:
     agenda = _Agenda(trace, [1, 2, 4, 6], before, 5.0)
     assert agenda.due == [(3.0, 1), (4.0, 4)]
     assert agenda.unsendable == [(6, "not sent: a request it waits for was rejected")]
-    agenda.ended(answered(1, 3.5))
+    agenda.note_end(answered(1, 3.5))
     assert (3.5, 2) in agenda.due
 
 

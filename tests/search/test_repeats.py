@@ -26,8 +26,8 @@ from planner.simulator import judge_slo, simulate
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers.repeats import (
     CONFIDENCE_FRAC,
-    FEW_FRAC,
-    MOST_FRAC,
+    FAILS_FRAC,
+    HOLDS_FRAC,
     decide_sequentially,
     run_until_decided,
 )
@@ -51,7 +51,7 @@ def test_so_many_runs_decide() -> None:
     ] == ["fails", "open", "open", "fails"]
 
 
-@pytest.mark.parametrize(("share", "wrong"), [(FEW_FRAC, "holds"), (MOST_FRAC, "fails")])
+@pytest.mark.parametrize(("share", "wrong"), [(FAILS_FRAC, "holds"), (HOLDS_FRAC, "fails")])
 def test_a_wrong_decision_is_as_rare_as_it_says(share: float, wrong: str) -> None:
     """At most 5 % of 4000 sequences at the share itself, and a standard error or three."""
     rng = np.random.default_rng(1)

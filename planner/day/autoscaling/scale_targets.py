@@ -75,7 +75,7 @@ def kubernetes_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPo
 
 
 def lws_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
-    """As on Kubernetes, with a LeaderWorkerSet in place of the Deployment."""
+    """Like `kubernetes_target`, with a LeaderWorkerSet in place of the Deployment."""
     scale_target = kubernetes_target(fleet, pool_name, pool, scaled)
     return replace(scale_target, api_version="leaderworkerset.x-k8s.io/v1", kind="LeaderWorkerSet")
 

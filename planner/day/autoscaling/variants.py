@@ -1,10 +1,10 @@
 """llm-d's workload-variant-autoscaler: a VariantAutoscaling per pool, and the HPA that follows it.
 
-Read in llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (v0.5.1): charts/workload-variant-autoscaler:
-its crds (llmd.ai v1alpha1: what to scale, the model, the cost of a replica) and values.yaml (thresholds,
-HPA); internal/constants/metrics.go (`wva_desired_replicas`, which replaced `inferno_desired_replicas`);
-internal/engines/saturation/engine.go (a variant without ACCELERATOR gets no decision) and
-internal/utils/tls.go (an address of Prometheus that is not https ends the autoscaler).
+Sources in llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (v0.5.1):
+charts/workload-variant-autoscaler: its crds (llmd.ai v1alpha1: what to scale, the model, the cost of a
+replica) and values.yaml (thresholds, HPA); internal/constants/metrics.go (`wva_desired_replicas`, which
+replaced `inferno_desired_replicas`); internal/engines/saturation/engine.go (a variant without ACCELERATOR
+gets no decision) and internal/utils/tls.go (an address of Prometheus that is not https ends the autoscaler).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Dynamo's planner by load: adds or takes away a worker by queued prompt tokens and KV cache in use.
 
-Read in ai-dynamo/dynamo: components/src/dynamo/planner/core/load_scaling.py at 0c6da1e and as in 1.6.1
-(2026; the modes `optimization_target: throughput` and `latency`), config/defaults.py at 1ca6015, and the
+Sources in ai-dynamo/dynamo: components/src/dynamo/planner/core/load_scaling.py at 0c6da1e and in 1.6.1 (2026;
+ the modes `optimization_target: throughput` and `latency`), config/defaults.py at 1ca6015, and the
 tests of those modes.
 
 The planner decides every `every` (5 s), and only while no worker starts. A prefill pool gains a worker if

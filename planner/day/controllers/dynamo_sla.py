@@ -1,17 +1,20 @@
-"""Dynamo's planner by SLA: the next interval's load forecast, corrected by what TTFT and ITL really were.
+"""Dynamo's SLA planner: sizes pools for the forecast load of the next interval, corrected by the TTFT and ITL
+that were measured.
 
-Read in ai-dynamo/dynamo: components/planner/src/dynamo/planner/utils/planner_core.py at 0761925 (2025; with
-correction factors), components/src/dynamo/planner/core/throughput_scaling.py at 0c9050c (2026; mixed workers,
-no more correction), config/defaults.py at 1ca6015, tests/planner/test_replica_calculation.py at 002a7c3.
+Sources in ai-dynamo/dynamo: components/planner/src/dynamo/planner/utils/planner_core.py at 0761925 (2025;
+with correction factors), components/src/dynamo/planner/core/throughput_scaling.py at 0c9050c (2026; mixed
+workers, no more correction), config/defaults.py at 1ca6015, tests/planner/test_replica_calculation.py at
+002a7c3.
 
     prefill workers = ceil(requests x in / interval x min(1, p) / prompt tokens/s of a worker)
     decode workers  = ceil(requests x out / interval / tokens/s of a worker whose ITL is target / d)
     p = TTFT seen / TTFT of a prompt alone,  d = ITL seen / ITL at the concurrency seen
 
-`in` and `out` are mean lengths, ITL is the mean gap between tokens. The forecast is the load of the last
-interval (constant), or its lengths with a seasonal rate (the original has ARIMA, Kalman and Prophet). Dynamo
+`in` and `out` are mean lengths, ITL is the mean gap between tokens. The forecast has the mean lengths of the
+last interval, and its rate (constant) or a seasonal rate (the original has ARIMA, Kalman and Prophet). Dynamo
 interpolates throughputs in profiling runs; here they follow from the plan's step times: a prompt alone, and
-the largest batch that keeps the ITL. Sizes stay as they are after an interval without a finished request.
+the largest batch that keeps the ITL. After an interval without a finished request sizes stay as they are, but
+an empty pool gets a worker if requests wait for it.
 """
 
 import math
@@ -89,7 +92,7 @@ def prefill_tokens_per_s(engine: EngineProfile, input_tokens: float) -> float:
 
 
 def decode_tokens_per_s(engine: EngineProfile, context_tokens: float, itl_s: float) -> float:
-    """Tokens/s of the largest batch that keeps the ITL; of one request where no batch does."""
+    """Tokens/s of the largest batch that keeps the ITL, or of one request if no batch keeps it."""
     # A step takes `engine.decode_s` and this much more for each sequence.
     per_sequence_s = engine.itl_s(1, context_tokens) - engine.decode_s
     batch = _largest_batch(engine, context_tokens, itl_s, per_sequence_s)

@@ -1,8 +1,8 @@
-"""Predictive scaling as clouds sell it: the rate forecast for a later time, divided by a worker's rate.
+"""Predictive scaling, as clouds sell it: pools are sized for the rate that is forecast for a later time.
 
-planner/day/controllers/forecasting.py makes the forecast. The rate of a worker is a setting, or the highest
-rate of the plan's capacity table divided by the pool's workers at that rate. As under an HPA, a size falls
-once no decision of the last `hold_s` needs more.
+planner/day/controllers/forecasting.py makes the forecast, which is divided by a worker's rate. This rate is a
+setting, or the highest rate of the plan's capacity table divided by the pool's workers at that rate. As under
+an HPA, a size falls once no decision of the last `hold_s` needs more.
 """
 
 from collections.abc import Sequence

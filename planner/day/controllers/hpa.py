@@ -1,7 +1,7 @@
 """Kubernetes' HorizontalPodAutoscaler, autoscaling/v2.
 
-Read in kubernetes/kubernetes, pkg/controller/podautoscaler: replica_calculator.go at 00067268 and since v1.33
-(metrics of pods and external ones, tolerance, rounding up, pods that are not ready or send no metrics),
+Sources in kubernetes/kubernetes, pkg/controller/podautoscaler: replica_calculator.go at 00067268 and since
+v1.33 (metrics of pods and external ones, tolerance, rounding up, pods that are not ready or send no metrics),
 horizontal.go of v1.27 to v1.33 (stabilisation and rates of change under `behavior`), and their tests at
 003e8629.
 

@@ -1,6 +1,6 @@
 """The controller KEDA: a ScaledObject with Prometheus and cron triggers, which scale through an HPA.
 
-Read in kedacore/keda at 8b4f083 (2026-08-20): pkg/scaling/executor/scale_scaledobjects.go (to and from
+Sources in kedacore/keda at 8b4f083 (2026-08-20): pkg/scaling/executor/scale_scaledobjects.go (to and from
 zero), pkg/scalers/prometheus_scaler.go (activation threshold), pkg/scalers/cron_scaler.go, defaults in
 apis/keda/v1alpha1/withtriggers_types.go.
 

@@ -1,6 +1,6 @@
 """Knative's pod autoscaler (KPA) on concurrency.
 
-Read in knative/serving at 98e5ef9 (2026-08-21): pkg/autoscaler/scaling/autoscaler.go (stable and panic
+Sources in knative/serving at 98e5ef9 (2026-08-21): pkg/autoscaler/scaling/autoscaler.go (stable and panic
 windows, rates of change, delay of scaling down), pkg/reconciler/autoscaling/kpa/scaler.go (to zero),
 defaults in pkg/autoscaler/config/config.go.
 

@@ -176,7 +176,7 @@ class Wva(HpaFollowed):
 
     def start(self, sizes: Sequence[int]) -> None:
         super().start(sizes)
-        self.last_readings: deque[MetricsReading] = deque()  # Those of the last PEAK_S.
+        self.last_readings: deque[MetricsReading] = deque()  # The readings of the last PEAK_S.
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         self.last_readings.append(reading)

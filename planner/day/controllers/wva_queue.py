@@ -1,6 +1,6 @@
 """The queue model with which llm-d's workload-variant-autoscaler began ("inferno"), and the sizes by it.
 
-Read in llm-d/llm-d-workload-variant-autoscaler at 56a651b (2025-10-29): pkg/analyzer/queueanalyzer.go,
+Source: llm-d/llm-d-workload-variant-autoscaler at 56a651b (2025-10-29): pkg/analyzer/queueanalyzer.go,
 mm1modelstatedependent.go. Times of one worker, in ms, with n requests in a batch of at most N:
 
     prefill(n) = gamma + delta * in * n      decode(n) = alpha + beta * n
@@ -227,7 +227,7 @@ class WvaQueue(HpaFollowed):
         for role in dict.fromkeys(self.knowledge.roles):
             pools = self.knowledge.pools_of_role(role)
             worker_rps = {i: self._carried_rps_of(i, prompt, answer) for i in pools}
-            # As in WVA, only one pool changes: the one that carries a request at the lowest price.
+            # Like WVA, change only one pool: the one that carries a request at the lowest price.
             best = min(
                 pools, key=lambda i: self.knowledge.price_of(i) / max(worker_rps[i], LEAST_CARRIED_RPS)
             )

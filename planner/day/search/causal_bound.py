@@ -266,7 +266,7 @@ def _misses_in_part(runs: DayRuns, from_s: float, to_s: float, window: int, c: i
     most = runs.terms.most[0]  # Each pool's most workers, which are the same all day.
     few = np.where(np.arange(len(most)) == c, size, most)
     times_s, workers = [begin_s, end_s], [few, most]
-    # As in day/search/day_runs.py the slice begins earlier, so that the window's queue is filled.
+    # The slice begins earlier, as in day/search/day_runs.py, so that the window's queue is filled.
     first_s = max(float(runs.window_edges_s[window]) - RUN_IN_S, 0.0)
     if begin_s > first_s:
         times_s, workers = [first_s, *times_s], [most, *workers]

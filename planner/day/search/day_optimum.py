@@ -483,7 +483,7 @@ def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
 def _simulate_all_cheaper(search: _DaySearch) -> bool:
     """Simulate all sequences that may cost less than the best; True if all were simulated.
 
-    Of sequences with the same ready workers, only the largest is simulated
+    Only the largest of the sequences with the same ready workers is simulated
     (`pool_sizes.ready_workers_at_no_cost`).
     """
     terms = search.terms

@@ -61,7 +61,7 @@ MOST_DAY_REPAIRS = 12
 DAY_REPAIRS_FRAC = 0.2  # This share of the work is reserved for repairs in the whole day.
 # On days of at most FEW_WINDOWS the ends of lives move by these shares of a window, while the bill falls.
 BILL_STEPS_FRAC = (1 / 10, 1 / 30, 1 / 120, 1 / 480)
-BILL_MOVES = tuple(itertools.product((-1, 0, 1), repeat=2))  # Of the beginning and the end of a life.
+BILL_MOVES = tuple(itertools.product((-1, 0, 1), repeat=2))  # A life's begin and end move so.
 MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
 # The most work for each of the two timetables (the bound's and the grid's): requests simulated, plus
 # SLICE_WORK per slice. It takes 15 s or less on an idle core. Days of few windows get less.
@@ -284,7 +284,7 @@ class LifeSearch:
         """How far a window is from holding; below 0 if it holds.
 
         For a line of the SLO this is (late requests - requests that may be late) / requests that may be late.
-        Of several lines the largest excess counts.
+        If there are several lines, the largest excess counts.
         """
         # The slice begins earlier, so that the window has the queue that it would have in the day.
         runs, from_s = self.runs, max(self.window_edges_s[window] - self.run_in_s, 0.0)

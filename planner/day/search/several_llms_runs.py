@@ -150,7 +150,7 @@ class JointRuns:
         missed = [first + own_window for first, day in numbered_days for own_window in day.missed]
         return DayRun(
             workers,
-            run=llm_days[0].run,  # As DayRun defines it; `llm_days` has the runs of all LLMs.
+            run=llm_days[0].run,  # The first LLM's, as DayRun defines it; `llm_days` has all.
             usd=billed_usd(self.terms, lives),
             missed=tuple(missed),
             holds=all(day.holds for day in llm_days),

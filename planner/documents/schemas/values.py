@@ -98,8 +98,8 @@ def section_schema(
 ) -> Schema:
     """A mapping that may have these keys and no others; null stands for a key that is left out.
 
-    Of `all_keys`, in their order, those without a schema may have any value. `patterns` has schemas of
-    further keys, by a regular expression that the key must match.
+    The mapping has `all_keys` in their order; a key without a schema may have any value. `patterns` has
+    schemas of further keys, by a regular expression that the key must match.
     """
     keys = schemas if all_keys is None else {key: schemas.get(key, ANYTHING) for key in all_keys}
     document: Schema = {

@@ -122,14 +122,20 @@ def plan_by_parts(
         left_s = max(deadline - now_s(), 0.0)
         check_s = min(CHECK_TIMES * len(trace) * REQUEST_S, left_s / 2)
         plan = plan_part(part.trace, left_s - check_s)
-        over_whole = OverTheWhole(len(trace), len(part.trace), part.from_s, part.trace.duration_s, attempt)
+        over_whole = OverTheWhole(
+            requests=len(trace),
+            part_requests=len(part.trace),
+            part_from_s=part.from_s,
+            part_s=part.trace.duration_s,
+            attempts=attempt,
+        )
         progress(f"simulating the plan on all {len(trace):,} requests")
         simulation = _simulate_whole(plan.fleet, trace, plan.slo, deadline)
         if simulation is None:
             break
         outcome = outcome_of(judge_slo(simulation, plan.slo), plan.slo)
         over_whole = replace(over_whole, outcome=outcome)
-        # Where the next part begins.
+        # Where the next part begins, if the plan does not hold.
         from_s = part.from_s if outcome.holds else _worst_part_start_s(simulation, plan.slo, length_s)
         # The next simulation needs as much memory as this one, so this one is freed first.
         del simulation
@@ -211,10 +217,9 @@ def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, dead
     counts = [pool.count for pool in plan.fleet.pools]
     dearest_first = sorted(range(len(counts)), key=lambda k: -plan.fleet.pools[k].type.price_usd_per_h)
 
-    def keeps_slo(counts: list[int]) -> bool:
-        simulation = _simulate_whole(
-            plan.fleet.with_counts(counts), trace, plan.slo, deadline, stop_early=True
-        )
+    def keeps_slo(fewer: list[int]) -> bool:
+        fleet = plan.fleet.with_counts(fewer)
+        simulation = _simulate_whole(fleet, trace, plan.slo, deadline, stop_early=True)
         return simulation is not None and judge_slo(simulation, plan.slo, with_percentiles=False).holds
 
     for pool_number in dearest_first:

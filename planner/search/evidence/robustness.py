@@ -386,8 +386,8 @@ def _doubled_bill_usd_per_h(fleet: Fleet, gpu: str) -> float:
 
 
 def priced_alternatives(alternatives: Iterable[Alternative]) -> list[tuple[str, Fleet]]:
-    """The alternatives that have a fleet with a price, with their labels. Those that are remarked to hold on
-    paper alone are left out: they are no alternative to a plan for production.
+    """The alternatives that have a fleet with a price, with their labels. An alternative that is remarked to
+    hold on paper alone is left out: it is no alternative to a plan for production.
     """
     on_paper = Remarked("on-paper")
     return [

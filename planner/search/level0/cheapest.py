@@ -309,7 +309,7 @@ class _DesignTable:
         self.all_columns: list[_Column] = []
 
     def _current_columns(self) -> list[_Column]:
-        """All columns. Those of a design are made again if an answer has changed the design since."""
+        """All columns. A design's columns are made again if an answer has changed the design since."""
         versions = [(design.version, self.leaping) for design in self.designs]
         if versions != self.versions:
             for k, design in enumerate(self.designs):
@@ -470,8 +470,8 @@ def _choose_columns(
 
 def _undominated(columns: Sequence[_Column]) -> list[_Column]:
     """The columns that no other column dominates. A column dominates another if its fleet is known to hold,
-    weighs no more and uses no more of any limit. Of columns with equal figures one stays: the first that
-    holds, or else the first.
+    weighs no more and uses no more of any limit. One of the columns with equal figures stays: the first
+    that holds, or else the first.
     """
     by_figures: dict[tuple[float, ...], _Column] = {}
     for column in columns:

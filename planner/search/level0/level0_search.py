@@ -351,8 +351,8 @@ def _search_mixed(
     ordered: list[BoundedOption], holds: Holds, search: Search, is_enough: Callable[[], bool]
 ) -> None:
     """Search fleets of one mixed pool. `ordered` has the most promising options first, and is sorted anew
-    here: once a fleet holds, the options on its hardware come first. Of fleets with equal prices the first
-    stays the best.
+    here: once a fleet holds, the options on its hardware come first. The first of the fleets with equal
+    prices stays the best.
     """
     first_of_kind: dict[Hardware, BoundedOption] = {}
     for bounded in ordered:

@@ -216,7 +216,7 @@ def search_one_pool(
 
         try:
             run_wave([partial(search_option, bounded) for bounded in wave])
-        finally:  # As above: what was found counts even if the time limit ends the wave.
+        finally:  # As above, what was found counts even if the time limit ends the wave.
             for bounded in wave:
                 name = bounded.option.name
                 # Reasons are taken out and put in again, so that their order is that of the options and does

@@ -155,8 +155,8 @@ def _search(
 
 
 def _with_fewest_gpus(problem: Problem, options: Sequence[Option], best: Counts) -> Counts:
-    """Of the fleets that hold and cost as much as `best`, the one with the fewest GPUs, and then with the
-    most owned ones. The objective cannot decide this, because in it an owned GPU adds more than a rented GPU
+    """The fleet with the fewest GPUs, and then with the most owned ones, of all that hold and cost as much as
+    `best`. The objective cannot decide this, because in it an owned GPU adds more than a rented GPU
     that would idle on a paid node.
     """
 

@@ -355,7 +355,7 @@ class Oracle:
     def _keeps_enough(self, counts: Counts) -> bool:
         """Whether the fleet keeps the SLO in enough scenarios, which are simulated until that is clear."""
         missed, undecided = 0, self._in_scenarios
-        # As long as the undecided scenarios can still decide either way:
+        # While the undecided scenarios can still decide either way.
         while missed <= self.may_miss < missed + len(undecided):
             # So many misses refute the fleet, and so many kept scenarios prove it. Fewer simulations than the
             # smaller of the two cannot decide, so that many run in parallel.

@@ -134,8 +134,8 @@ class Scenarios:
         """The same scenarios with `more_frac` more traffic, on top of the growth in the task's `safety`."""
         safety = self.task.safety
         assert safety is not None
-        # Not (1 + growth) (1 + more) - 1, which is 0.19999999999999996 for 0 and 0.2: its requests would not
-        # be those of a plan with growth 0.2.
+        # (1 + growth) (1 + more) - 1 is 0.19999999999999996 for 0 and 0.2, whose requests would not be
+        # those of a plan with growth 0.2.
         growth_frac = safety.growth_frac + more_frac + safety.growth_frac * more_frac
         return replace(self, task=replace(self.task, safety=replace(safety, growth_frac=growth_frac)))
 

@@ -180,7 +180,7 @@ class QueryRunner:
 
 
 def _trace_of(traffic: Trace | Scenario) -> Trace:
-    """The trace of this traffic. That of a scenario is drawn at its first use."""
+    """The trace of this traffic. A scenario draws its trace at the first use."""
     return traffic.trace if isinstance(traffic, Scenario) else traffic
 
 

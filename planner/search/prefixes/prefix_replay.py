@@ -124,7 +124,7 @@ def _queued_worker(trace: Trace, pool: Pool, memory: PrefixMemory, prefilling_co
         # Decodes take the time that whole requests need beyond their prefills, divided among all workers.
         decodes_s = _work_s(trace, pool.type, "mixed") - _work_s(trace, pool.type, "prefill")
         decode_frac = min(decodes_s / trace.duration_s / prefilling_count, MOST_DECODE_FRAC)
-        # As an estimate, a decode reads the KV of a mean prompt, without the answer so far.
+        # An estimate: a decode reads the KV of a mean prompt, without the answer so far.
         decodes, kv_tokens = memory.sequences, memory.sequences * float(trace.input_tokens.mean())
         gap_s = float(latency.step_s(tokens=decodes, decodes=decodes, kv_tokens=kv_tokens))
     return _QueuedWorker(

@@ -71,8 +71,8 @@ FULL_STEP_FRAC = 0.9
 # Decode workers have the token budget nearest to this, vLLM's default. The budget hardly matters for them.
 DECODE_BUDGET_TOKENS = 2048
 # With the objectives "gpus" and "power" the dearest GPU counts this much more [GPUs, W], and other GPUs in
-# proportion to their prices. So of fleets with equally many GPUs or Watts the cheapest is best. The additions
-# reach a whole GPU in fleets of more than 10,000 GPUs, a whole Watt in those of more than 1,000.
+# proportion to their prices, so that prices decide between fleets with equally many GPUs or Watts. The
+# additions reach a whole GPU in fleets of more than 10,000 GPUs, a whole Watt in those of more than 1,000.
 PRICE_TIES = {"gpus": 1e-4, "power": 1e-3}
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
@@ -399,14 +399,15 @@ def objective_of_worker(worker: WorkerType, objective: str) -> float:
 
 
 def free_usd_per_h(gpu: Gpu) -> float:
-    """How much more than its price a GPU counts in the search [USD/h]: 0 for one that is paid."""
+    """What the search adds to the price of a GPU [USD/h]: 0 for a GPU that is paid."""
     may_be_free = gpu.name.endswith(OWNED) or gpu.usd_per_h == 0
     return max(FREE_USD_PER_H - gpu.usd_per_h, 0.0) if may_be_free else 0.0
 
 
 def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
     """A worker type in a role. With the objective "cost" the option has its node, so that idle GPUs of whole
-    nodes are paid. With "cost-by-gpu" they cost nothing: LLMs share nodes (`Problem.option_objective`).
+    nodes are paid. With "cost-by-gpu", the objective of several LLMs that share nodes
+    (`Problem.option_objective`), they cost nothing.
     """
     node = node_of(worker.gpu) if objective == "cost" else None
     return Option(role, worker, objective_of_worker(worker, objective), node)
@@ -446,7 +447,7 @@ def without_price_tie(value: float, objective: str) -> float:
 
 def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
     """Every worker type as a mixed worker, without those with high-throughput all-to-all. Only prefill pools
-    use that, because vLLM runs it without CUDA graphs (models/all2all.py).
+    use this all-to-all, because vLLM runs it without CUDA graphs (models/all2all.py).
     """
     return [option_of("mixed", worker, objective) for worker in types if worker.all2all != HIGH_THROUGHPUT]
 

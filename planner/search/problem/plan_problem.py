@@ -96,7 +96,7 @@ class Problem:
     trace: Trace
     traffic_note: str  # The trace in words: its name, how it was scaled, which part was taken.
     longest_tokens: int  # Prompt and output of the longest request.
-    lengths: TraceLengths  # Those of the trace; under policies with prefix caches also what caches spare.
+    lengths: TraceLengths  # Of the trace; under policies with prefix caches also what caches spare.
     hits: PrefixHits | None  # None if the question offers no prefix caches.
     gpus: tuple[Gpu, ...]
     types: tuple[WorkerType, ...]  # Worker types that hold the longest request; the search is over these.

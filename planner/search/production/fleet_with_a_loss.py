@@ -192,7 +192,7 @@ def _cheapest_neighbour(
     """The cheapest fleet found that survives a loss and has, of each kind, up to MOST_WORKERS_CHANGED
     workers more or fewer than production. Workers on owned GPUs that production leaves idle are kinds too.
 
-    Of the fleets that cost less than `cheapest` a largest one is simulated: no other such fleet has at least
+    A largest one of the fleets that cost less than `cheapest` is simulated: no other such fleet has at least
     as many workers in every pool. If it fails, fleets that are smaller in every pool are assumed to fail too.
     """
     problem = cheapest_kept.with_search_limit(problem, LOSS_SEARCH_REQUESTS)

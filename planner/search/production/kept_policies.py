@@ -56,7 +56,7 @@ def production_of_policies(searched: Sequence[PolicySearch]) -> tuple[list[Polic
     """The searches on paper, and the three answers with the policies for which production costs least.
 
     The search with these policies comes first. The certificate lists the other searches as alternatives.
-    Those that found a cheaper fleet on paper are left out: a reader would take them for better plans.
+    Searches that found a cheaper fleet on paper are left out: a reader would take them for better plans.
     """
     searched = list(searched)
     chosen, paper = best_of(searched)

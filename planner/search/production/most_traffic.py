@@ -263,7 +263,7 @@ def find_most_kept_traffic(
     has a fleet.
     """
     task, trace, conditions = inputs.task, inputs.trace, inputs.conditions
-    # As in `find_most_traffic`, only the rate is reported.
+    # Only the rate is reported, as in `find_most_traffic`.
     quiet = plan_problem.Conditions(conditions.deadline)
     quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
     # The fleets found under each choice of policies, the last one first. Searches begin with them.

@@ -153,7 +153,7 @@ def _plan_within_budget(
     paid = [(pool.type, pool.count) for pool in workers]
     stock = {gpu: int(limits.used(FleetLimit("stock", gpu), paid)) for gpu in limits.stock}
     best = plan(question.with_tasks(partial(_with_fewer, gpus=stock)))
-    if not _is_within_budget(best, limit_usd_per_h):  # As on demand where the other has spot.
+    if not _is_within_budget(best, limit_usd_per_h):  # For example on demand, where the other plan has spot.
         raise _budget_error(best, limit_usd_per_h, is_proved=False)
     return _as_answer_for_all_stock(best, first, question.entries, stock)
 

@@ -49,7 +49,7 @@ class ProgramTable:
             role: next((name for name in likely if name in all_names), "")
             for role, likely in self.likely.items()
         }
-        if not (column_by_role["input"] and column_by_role["output"]):  # Not a table of requests.
+        if not (column_by_role["input"] and column_by_role["output"]):  # This is no table of requests.
             return None
         return Columns(
             **column_by_role,

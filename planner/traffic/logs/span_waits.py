@@ -156,7 +156,7 @@ def _join_groups(groups: list[_CallGroup], edges: list[tuple[int, int]]) -> _Cal
         if not ended:
             firsts += group.firsts
             continue
-        # Of the ended groups, this one waits for `newest`, which began last, and for those that ended after
+        # This group waits for `newest`, the ended group that began last, and for groups that ended after
         # `newest` began. It need not wait for earlier ones, because `newest` does.
         newest = latest[ended - 1]
         first_after = bisect_right(ends_ns, groups[newest].start_ns, hi=ended)
