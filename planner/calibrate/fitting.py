@@ -111,14 +111,15 @@ def fit_table(
     source = about.get("source") or where
     if "engine" in about and "source" not in about:  # A table of `plan profile` has no source.
         source = f"{where}, {about['engine']} on {about.get('device', gpu)}"
-    host = "not included" if is_kernel_time else "included"
+    host_text = "not included" if is_kernel_time else "included"
     if host_overhead_s:
-        host = f"{host_overhead_s * 1e3:.3g} ms per step, " + (
+        host_text = f"{host_overhead_s * 1e3:.3g} ms per step, " + (
             "added" if is_kernel_time else "separated from the GPU's"
         )
-    # With waits for cores a basis ends so; `includes_other_processes` (runtime/step_fits.py) looks there.
-    mark = ON_WALL if about.get("shares_cores") == "true" else ""
-    basis = f"fitted: {source}; host overhead {host}{mark}"
+    # If measured times include waits for cores, the basis ends with ON_WALL, by which
+    # `includes_other_processes` (runtime/step_fits.py) recognises such fits.
+    on_wall = ON_WALL if about.get("shares_cores") == "true" else ""
+    basis = f"fitted: {source}; host overhead {host_text}{on_wall}"
     model = PiecewiseLinearStepLatency(
         host_s=0.0 if is_kernel_time else host_overhead_s, basis=basis, reads_cached=table.reads_cached
     )
@@ -147,7 +148,9 @@ def fit_table(
         families, form = dict(choice.errors_by_family), choice.form
         # If the family is no StepLatency, `latency` is a refit, and `converted` are the errors of the refit.
         errors = dict(choice.converted or choice.errors_by_family[choice.family])
-        latency = replace(choice.latency, basis=f"{basis.removesuffix(mark)}; {choice.latency.basis}{mark}")
+        latency = replace(
+            choice.latency, basis=f"{basis.removesuffix(on_wall)}; {choice.latency.basis}{on_wall}"
+        )
         notes = (*notes, str(choice))
     latency = replace(latency, mape_frac=errors["all"].mape_frac)
     latency = replace(latency, kind="kernels" if is_kernel_time else "steps")
@@ -286,7 +289,8 @@ def calibrate_files(
     # `stated.llm` may be a path to a config.json, whose LLM the catalog need not find by name.
     llm, gpu = catalog.llm(stated.llm or llm_name), catalog.gpu(gpu_name)
     latency = (catalog if base is None else _catalog_of_fits(catalog, base)).step_latency(llm, gpu, tp)
-    # Where a catalog has no fit it answers with a roofline, so the same answer without `base` shows this.
+    # A catalog without a fit answers with a roofline. So `base` has no fit if the answer without it is the
+    # same.
     if base is not None and latency == _catalog_of_fits(catalog).step_latency(llm, gpu, tp):
         raise InputError(f"{base}: holds no fit of {llm_name} on {tp} x {gpu_name}")
     version = default_engine(catalog.engines.values())

@@ -1,8 +1,8 @@
 """Joins the lines of a CSV to rows. Quoted fields may run over several lines; stray quotes are refused.
 
 At a stray quote that begins a field, a parser reads on to the next quote and silently swallows all rows
-between. So a field over several lines counts as intended only if its last quote is at its end, and if at most
-one of its lines could be a row: one may look like a row by chance.
+between. So a field over several lines counts as intended only if it ends with its closing quote, and if at
+most one of its lines could be a row: one may look like a row by chance.
 """
 
 import io
@@ -129,7 +129,7 @@ def _check_long_field(
 def _is_row(line: bytes, column: int, width: int, number_columns: Sequence[int]) -> bool:
     """Whether a line, read without regard to quotes, has a number or date in all `number_columns`.
 
-    The field of index `column` may contain commas: as many as the line has fields beyond `width`.
+    All fields beyond `width` are taken for commas in the text of the field of index `column`.
     """
     fields = line.rstrip(b"\r\n").split(b",")
     extra = len(fields) - width

@@ -86,8 +86,8 @@ def _is_left_to_gateway(fleet: Fleet, *, is_pair: bool) -> bool:
 
 
 def _router(fleet: Fleet, *, is_pair: bool) -> Document:
-    """The `router` of an LLMInferenceService, with the endpoint picker and the plan's rule as its scheduler;
-    with no scheduler for the plan's round robin, which the gateway does and the picker cannot.
+    """The `router` of an LLMInferenceService, with the endpoint picker and the plan's rule as its scheduler.
+    For a plan with round robin there is no scheduler: the gateway does round robin, the picker cannot.
     """
     router: Document = {"route": {}, "gateway": {}}
     if _is_left_to_gateway(fleet, is_pair=is_pair):

@@ -78,7 +78,7 @@ def simulate_neighbours(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: f
 
 
 def _neighbour_fleets(fleet: Fleet) -> list[Fleet]:
-    """The fleet with all pools scaled by each of SIZES; the plan's own comes first, in case time runs out."""
+    """The fleet with all pools scaled by each of SIZES, and first of all as it is, in case time runs out."""
     own_usd_per_h = bill_fleet(fleet).usd_per_h
     fleets: dict[tuple[int, ...], Fleet] = {}
     for factor in sorted(SIZES, key=lambda factor: factor != 1):

@@ -113,8 +113,8 @@ class LengthHistogram:
 class Percentiles:
     """`tokens[i]` is the `fracs[i]` quantile; between two the logarithm of the length is linear in the score.
 
-    Below the first percentile the slope is that between the first two. Above the last percentile the slope is
-    that between the last two, or, if a mean is given, the slope with which the lengths have that mean. If no
+    Below the first percentile the slope of the first two goes on. Above the last percentile the slope of the
+    last two goes on, or, if a mean is given, the slope is the one with which lengths have this mean. If no
     slope gives the mean, lengths between percentiles are bent (MOST_BEND). No request is longer than
     `most_tokens`. A mean or `most_tokens` of 0 is not given.
     """
@@ -132,7 +132,7 @@ class Percentiles:
         """Raise InputError for a mean that no lengths with these percentiles have. No curve is fitted."""
         normal = NormalDist().inv_cdf  # Every command checks catalogs, and scipy loads slowly.
         scores, logs = np.array([normal(frac) for frac in self.fracs]), np.log(self.tokens)
-        if len(scores) == 1:  # One percentile needs a mean, by which it is a lognormal.
+        if len(scores) == 1:  # One percentile and a mean make a lognormal.
             _sigma(float(scores[0]), float(logs[0]), self.given_mean_tokens)
         elif self.given_mean_tokens:
             _check_mean(self, _mean_of(self, scores, logs))

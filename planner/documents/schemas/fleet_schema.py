@@ -158,7 +158,7 @@ def policies_schema() -> Schema:
                     required=("match", "within"),
                 )
             ),
-            "Of the queue edf: how long after its arrival a request of each class is due.",
+            "For the queue edf: how long after its arrival a request of each class is due.",
         ),
     }
     return section_schema(schemas, POLICY_KEYS)

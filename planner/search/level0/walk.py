@@ -52,8 +52,9 @@ def count_cheaper(
 def _decode_counts(
     prefill: BoundedOption, decode: BoundedOption, search: Search, value: float
 ) -> tuple[Floats, Floats]:
-    """Prefill counts (P,) of a pair, and for each how many decode counts (P,), from the least one on, are
-    within the limits and below `value`.
+    """The possible prefill counts (P,) of a pair, and how many decode counts (P,) go with each: those from
+    the least one on that are within the limits and below `value`. If prefill counts have no end, the result
+    is the least one with infinitely many decode counts.
     """
     empty = np.zeros(0)
     # The most prefill workers that cost less than `value` together with the fewest decode workers.
@@ -63,7 +64,7 @@ def _decode_counts(
     )
     if most_p < prefill.least or decode.least > decode.most:
         return empty, empty
-    if not np.isfinite(most_p):  # Nothing limits the prefill workers, so there is no end to the fleets.
+    if not np.isfinite(most_p):  # Nothing limits the prefill workers.
         return np.array([float(prefill.least)]), np.array([np.inf])
     n_p = np.arange(prefill.least, int(most_p) + 1, dtype=float)
     # The most decode workers beside each prefill count; -1 where not even 0 of them are within a limit.
@@ -148,12 +149,12 @@ def walk(
     while simulated < len(fleets):
         if not may_go_on(simulated, len(fleets) - simulated):
             return
-        below = search.value * (1 - ROUNDING)
+        value_to_beat = search.value * (1 - ROUNDING)
         size = WAVE_SIZE if simulated else SAMPLE
         wave = [
             counts
             for counts in fleets[simulated : simulated + size]
-            if fleet_counts.objective_of(counts) < below
+            if fleet_counts.objective_of(counts) < value_to_beat
         ]
         simulated += size
         holding: list[fleet_counts.Counts] = []
@@ -169,7 +170,7 @@ def walk(
             holding, key=lambda counts: (fleet_counts.objective_of(counts), fleet_counts.names_of(counts))
         ):
             search.offer(counts)
-    # The walk relied on no rule but the link rule: pairs that this one left out are not in `pairs`.
+    # The walk relied on no rule but the link rule: pairs that the link rule left out are not in `pairs`.
     search.assumed &= {pruning_rules.LINK}
     search.is_exact = not search.assumed
 
@@ -215,8 +216,8 @@ def every_mix(
     vectors = np.zeros((1, 0), dtype=np.int64)
     remaining = np.maximum([amounts], 0.0)
     for j in range(len(options)):
-        # Each vector of the options before is followed by all counts of option j that fit into the amounts
-        # that the vector leaves.
+        # A vector has counts of the options before j. It is continued by all counts of option j that fit into
+        # what the vector leaves of each amount.
         use = np.array([row_uses[j] for row_uses in uses])  # How much of each amount one worker takes.
         needed = use > 0
         # How many counts, 0 included, may follow each vector.

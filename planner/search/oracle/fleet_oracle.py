@@ -69,7 +69,8 @@ BLOCKS_PER_EFFORT = 22
 RANKS_EFFORT = 7
 DRAFTS_EFFORT = 8
 
-POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}  # In plan.yaml, by role.
+# The names of pools in plan.yaml, by role.
+POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
 # More spot workers than a fleet provides for may be down in this share of the time. Set by hand.
 SPOT_RISK_FRAC = 0.001
@@ -112,8 +113,8 @@ class VerdictCache:
     """A cache of simulations: per fleet and traffic the SLOs that were simulated, and whether each is kept.
 
     A fleet that keeps an SLO keeps every looser one, a fleet that misses it misses every stricter one. Keys
-    have no prices, on which no simulation depends. They tell traces apart by identity, so two equal copies of
-    a trace share nothing.
+    have no prices, on which no simulation depends. They tell traces apart by identity, so an equal copy of a
+    trace finds no cached answer.
     """
 
     # By fleet and traffic (`SimulationKey`): each SLO that was simulated, and whether it is kept.
@@ -139,8 +140,8 @@ class VerdictCache:
             with self._lock:
                 remembered = self.look_up(key, slo)
                 if remembered is not None:
-                    # No cost, because the answer was cached. But if another task of this wave has computed
-                    # it, this task is charged its cost too (deterministic_parallel.py).
+                    # The answer was cached, which costs nothing. But if another task of this wave has
+                    # computed it, this task is charged its cost too (deterministic_parallel.py).
                     deterministic_parallel.charge_effort(key_and_slo, None)
                     return remembered
                 if (other_ended := self._in_progress.get(key_and_slo)) is None:
@@ -173,7 +174,7 @@ class VerdictCache:
 def is_looser(slo: Slo, other: Slo) -> bool:
     """Whether every fleet that keeps `other` keeps `slo`.
 
-    That is so if `slo` has the same percentiles, each with the same or a larger limit, no higher attainment,
+    They do if `slo` has the same percentiles, each with the same or a larger limit, no higher attainment,
     no windows or the same ones, and no guarantees to tenants or the same ones.
     """
     if slo.every_s is not None and slo.every_s != other.every_s:
@@ -342,7 +343,8 @@ class Oracle:
         but below `trace_first_below` the trace refutes most fleets, and is simulated first.
         """
         written = (self, *self._on_draws)  # On traffic as it is written, in contrast to scenarios.
-        # An infinite `refuted_below` is the value of a search that found no fleet, and refutes none.
+        # `refuted_below` is infinite after a search that found no fleet, and minus infinity by default.
+        # Neither refutes a fleet.
         if math.isfinite(self.refuted_below) and objective_of(counts) < self.refuted_below:
             return False
         if any(oracle._is_known_to_fail(counts) for oracle in written):
@@ -357,8 +359,8 @@ class Oracle:
         missed, undecided = 0, self._in_scenarios
         # While the undecided scenarios can still decide either way.
         while missed <= self.may_miss < missed + len(undecided):
-            # So many misses refute the fleet, and so many kept scenarios prove it. Fewer simulations than the
-            # smaller of the two cannot decide, so that many run in parallel.
+            # `to_refute` more misses refute the fleet, `to_prove` more kept scenarios prove it. Fewer
+            # simulations than the smaller number cannot decide, so that many run in parallel.
             to_refute = self.may_miss + 1 - missed
             to_prove = missed + len(undecided) - self.may_miss
             least_needed = min(to_refute, to_prove)
@@ -385,7 +387,8 @@ class Oracle:
         missed = simulated = 0
         while simulated < len(self._in_scenarios) and missed <= most:
             batch = self._in_scenarios[simulated : simulated + most + 1 - missed]
-            missed, simulated = missed + self._missed_by(counts, batch), simulated + len(batch)
+            missed += self._missed_by(counts, batch)
+            simulated += len(batch)
         return missed
 
     def scenario_oracle(self, number: int) -> Oracle:
@@ -393,8 +396,8 @@ class Oracle:
         return self._in_scenarios[number]
 
     def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:
-        """The first loss that a fleet does not survive, as the workers that are left, with the oracle that
-        refutes them: this oracle, or that of a draw. None if the fleet survives all losses.
+        """The first loss that a fleet does not survive: the oracle that refutes it (this one, or the oracle
+        of a draw), and the workers that the loss leaves. None if the fleet survives all losses.
         """
         for oracle in (self, *self._on_draws):
             for remaining in self._losses(counts):
@@ -417,9 +420,9 @@ class Oracle:
         if not self._prefill_alone(option, count):
             return False
         hardest = self._in_scenarios[: self.may_miss + 1]
-        return not MANY_MISSED <= self.may_miss < len(hardest) or any(
-            oracle._prefill_alone(option, count) for oracle in hardest
-        )
+        if not MANY_MISSED <= self.may_miss < len(hardest):
+            return True
+        return any(oracle._prefill_alone(option, count) for oracle in hardest)
 
     def decode_keeps_up_alone(self, counts: Counts) -> bool:
         """Whether a decode pool, ((option, count),), passes the backlog test (`slo_verdict.Verdict`) if every
@@ -497,13 +500,13 @@ class Oracle:
         return self._query_runner.judge_whole(SimulationQuery(self._with_spread(fleet), self.slo))
 
     def _charge_whole(self, fleet: Fleet) -> None:
-        """Charge a simulation to the end of the trace. These are not cached, so each counts anew."""
+        """Charge a simulation to the end of the trace. Such simulations are never cached: each is charged."""
         cost = LEAST_EFFORT + request_effort(fleet, self.queried_trace) * len(self.queried_trace)
         deterministic_parallel.charge_effort(object(), cost)
 
     def _survives(self, counts: Counts) -> bool:
-        """Whether a fleet keeps the SLO on this traffic after each loss, and also without any loss: with more
-        workers the router may choose a slow one.
+        """Whether a fleet keeps the SLO on this traffic after each loss, and also without any loss, because
+        with more workers the router may choose a slow one.
         """
         whole = tuple((option, count // self.downscale) for option, count in counts if count > 0)
         if not self.has_losses:
@@ -522,10 +525,10 @@ class Oracle:
         """
         counts = tuple(
             (option, count - self.spot_down(option, count))
-            for option, count in self._workers_that_count(counts)
+            for option, count in self._without_lone_spot_workers(counts)
             if count > 0
         )
-        lost = [(0,) * len(counts)]  # For each loss the workers that it takes of each pool.
+        lost = [(0,) * len(counts)]  # For each loss: how many workers it takes of each pool.
         if self.spare_workers:
             most = [max(count, 0) for _, count in counts]
             lost = _splits(min(self.spare_workers, sum(most)), most)
@@ -540,7 +543,7 @@ class Oracle:
             remaining.append(tuple((option, count // self.downscale) for option, count in after_loss))
         return remaining
 
-    def _workers_that_count(self, counts: Counts) -> Counts:
+    def _without_lone_spot_workers(self, counts: Counts) -> Counts:
         """The fleet without the spot workers of a role that has fewer than `least_off_spot` other workers.
 
         Leaving them out makes such a fleet fail, and yet more workers never hurt.
@@ -579,8 +582,8 @@ class Oracle:
     def _is_known_to_fail(self, counts: Counts) -> bool:
         """Whether a cached simulation shows that the fleet misses the SLO after some loss.
 
-        It spares the simulation of scenarios. Without scenarios it is always False, because `_survives` comes
-        next and looks into the same cache.
+        This look-up spares the simulation of scenarios. Without scenarios the answer is False, because
+        `_survives` comes next and looks into the same cache.
         """
         if not self._in_scenarios:
             return False
@@ -641,9 +644,9 @@ class Oracle:
         """Whether the pool passes the backlog test behind a prefill worker that takes no time."""
         if self.slo.selectors:
             return True  # With limits for classes, other requests may wait longer, so no pool is ruled out.
-        # In this simulation prompts reach the pool when they arrive; behind real prefill workers they come up
-        # to their TTFT limit later. A limit twice as long leaves such a late prompt as long a wait as the SLO
-        # does. One line with the largest limit is enough, because the backlog test goes by the largest.
+        # In this simulation a prompt reaches the pool when it arrives; behind real prefill workers it may
+        # come as late as its TTFT limit. With twice the limit it may still wait here as long as the SLO
+        # allows. One line with the largest limit is enough, because the backlog test goes by the largest.
         ttft_s = [limit.limit_s for limit in self.slo.limits if limit.metric == "ttft"]
         slo = Slo((Limit("ttft", 0.0, 2 * max(ttft_s)),) if ttft_s else ())
 
@@ -666,7 +669,7 @@ class Oracle:
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
             # There is one prefill worker, so no choice for a router, and no prefill work for caches to save.
             policies = replace(self._pair_policies, prefix_cache=False, kv_offload=None, routing="jsq")
-            if QUEUE[policies.queue].needs_caches:  # Where nothing is cached, these go by arrival.
+            if QUEUE[policies.queue].needs_caches:  # With nothing cached, such queues go by arrival.
                 policies = replace(policies, queue=Policies().queue)
             return Fleet(self.llm, pools, policies, NO_LINK)
 

@@ -15,25 +15,25 @@ from planner.traffic.logs.log_columns_map import Columns
 
 # Names of the columns that `_langfuse_usage` adds; no program has columns of these names.
 _INPUT, _OUTPUT = "input tokens of usage", "output tokens of usage"
-_USAGE = ("usageDetails", "usage_details", "usage")  # The first of these columns that a row has.
+_USAGE = ("usageDetails", "usage_details", "usage")  # The first of these columns that a row has is read.
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTable:
     """A table of a program.
 
-    A file is recognised if it has all columns of one of the sets `marks`. `likely` has for each role the
-    names that its column may have, the preferred one first. `prepare` adds the columns `made` to a row,
-    computed from its columns `reads`.
+    A file is recognised if it has all columns of one of the sets `marks`. `names_by_role` has the
+    names that a role's column may have, the preferred one first. `prepare` computes the columns
+    `added_columns` of a row from its columns `read_columns`.
     """
 
     name: str
     marks: tuple[frozenset[str], ...]
-    likely: Mapping[str, tuple[str, ...]]
+    names_by_role: Mapping[str, tuple[str, ...]]
     units: Mapping[str, str]
     prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    made: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
+    added_columns: tuple[str, ...] = ()
+    read_columns: tuple[str, ...] = ()
 
     @property
     def format_name(self) -> str:
@@ -44,10 +44,10 @@ class ProgramTable:
         """The roles of a table's columns; None for another table."""
         if not any(marks <= set(names) for marks in self.marks):
             return None
-        all_names = {*names, *self.made}
+        all_names = {*names, *self.added_columns}
         column_by_role = {
-            role: next((name for name in likely if name in all_names), "")
-            for role, likely in self.likely.items()
+            role: next((name for name in role_names if name in all_names), "")
+            for role, role_names in self.names_by_role.items()
         }
         if not (column_by_role["input"] and column_by_role["output"]):  # This is no table of requests.
             return None
@@ -86,7 +86,7 @@ TABLES = (
     ProgramTable(
         name="LiteLLM",
         marks=(frozenset({"call_type", "startTime", "prompt_tokens", "completion_tokens"}),),
-        likely={
+        names_by_role={
             "arrival": ("startTime",),
             "input": ("prompt_tokens",),
             "output": ("completion_tokens",),
@@ -107,7 +107,7 @@ TABLES = (
             frozenset({"type", "startTime", "inputUsage", "outputUsage"}),
             frozenset({"type", "start_time", "usage_details"}),
         ),
-        likely={
+        names_by_role={
             "arrival": ("startTime", "start_time"),
             "input": (_INPUT,),
             "output": (_OUTPUT,),
@@ -119,8 +119,8 @@ TABLES = (
         },
         units={},
         prepare=_langfuse_usage,
-        made=(_INPUT, _OUTPUT),
-        reads=(*_USAGE, "inputUsage", "outputUsage", "promptTokens", "completionTokens"),
+        added_columns=(_INPUT, _OUTPUT),
+        read_columns=(*_USAGE, "inputUsage", "outputUsage", "promptTokens", "completionTokens"),
     ),
     ProgramTable(
         name="Envoy AI Gateway",
@@ -129,7 +129,7 @@ TABLES = (
                 {"start_time", "response_code", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"}
             ),
         ),
-        likely={
+        names_by_role={
             "arrival": ("start_time",),
             "input": ("gen_ai.usage.input_tokens",),
             "output": ("gen_ai.usage.output_tokens",),

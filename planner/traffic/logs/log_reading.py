@@ -323,7 +323,7 @@ def _csv_blocks(
 
 def _columns_to_read(columns: Columns, table: known.ProgramTable, names: Collection[str]) -> set[str]:
     """The columns of the file to read: those with a role, and those that the program's `prepare` reads."""
-    needed = {*columns.by_role().values(), *(table.reads if table.prepare else ())}
+    needed = {*columns.by_role().values(), *(table.read_columns if table.prepare else ())}
     return needed & set(names)
 
 
