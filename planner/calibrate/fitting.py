@@ -116,10 +116,9 @@ def fit_table(
         host_text = f"{host_overhead_s * 1e3:.3g} ms per step, " + (
             "added" if is_kernel_time else "separated from the GPU's"
         )
-    # If measured times include waits for cores, the basis ends with ON_WALL, by which
-    # `includes_other_processes` (runtime/step_fits.py) recognises such fits.
-    on_wall = ON_WALL if about.get("shares_cores") == "true" else ""
-    basis = f"fitted: {source}; host overhead {host_text}{on_wall}"
+    # The basis ends so if times include waits for cores (step_fits.py, `includes_other_processes`).
+    tail = ON_WALL if about.get("shares_cores") == "true" else ""
+    basis = f"fitted: {source}; host overhead {host_text}{tail}"
     model = PiecewiseLinearStepLatency(
         host_s=0.0 if is_kernel_time else host_overhead_s, basis=basis, reads_cached=table.reads_cached
     )
@@ -148,9 +147,7 @@ def fit_table(
         families, form = dict(choice.errors_by_family), choice.form
         # If the family is no StepLatency, `latency` is a refit, and `converted` are the errors of the refit.
         errors = dict(choice.converted or choice.errors_by_family[choice.family])
-        latency = replace(
-            choice.latency, basis=f"{basis.removesuffix(on_wall)}; {choice.latency.basis}{on_wall}"
-        )
+        latency = replace(choice.latency, basis=f"{basis.removesuffix(tail)}; {choice.latency.basis}{tail}")
         notes = (*notes, str(choice))
     latency = replace(latency, mape_frac=errors["all"].mape_frac)
     latency = replace(latency, kind="kernels" if is_kernel_time else "steps")
