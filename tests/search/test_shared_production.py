@@ -96,6 +96,17 @@ def test_with_enough_for_all_each_has_the_fleet_for_production_it_would_have_alo
     assert (found.value, found.value_on_paper) == pytest.approx((production, paper))
 
 
+@pytest.mark.long
+def test_each_has_the_policies_with_which_its_production_costs_least() -> None:
+    """On paper both routings take the same fleets; in production round-robin, which was taken, needs more."""
+    policies = {"routing": ["round-robin", "jsq"]}
+    asked = question(["h100-80g"], policies=policies)
+    found = plan_together(asked, CATALOG, time_limit_s=LONG_S)
+    alone = [plan(part.task, part.trace, CATALOG, time_limit_s=LONG_S) for part in asked.entries]
+    assert [each.fleet for each in found.plans.values()] == [each.fleet for each in alone]
+    assert found.value == pytest.approx(41.86)
+
+
 @pytest.mark.slow
 def test_no_cheaper_choice_of_one_type_per_pool_keeps_as_many_futures_of_both(
     monkeypatch: pytest.MonkeyPatch,

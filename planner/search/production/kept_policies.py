@@ -53,7 +53,18 @@ class _PassedFleet:
 
 
 def production_of_policies(searched: Sequence[PolicySearch]) -> tuple[list[PolicySearch], Production | None]:
-    """The searches on paper, and the three answers with the policies for which production costs least.
+    """The searches on paper, and the three answers with the policies of `choose_policies`."""
+    searched, trial = choose_policies(searched)
+    problem, paper = best_of(searched)
+    if trial is None:
+        return searched, production_or_paper(problem, paper)
+    return searched, with_answers(problem, paper, trial)
+
+
+def choose_policies(searched: Sequence[PolicySearch]) -> tuple[list[PolicySearch], FleetTrial | None]:
+    """The searches on paper, with the policies for which production costs least as the best of them, and the
+    trial of that production; the searches as they are and no trial where there is no choice, or no fleet
+    that passes its test.
 
     The search with these policies comes first. The certificate lists the other searches as alternatives.
     Searches that found a cheaper fleet on paper are left out: a reader would take them for better plans.
@@ -61,10 +72,10 @@ def production_of_policies(searched: Sequence[PolicySearch]) -> tuple[list[Polic
     searched = list(searched)
     chosen, paper = best_of(searched)
     if not chosen.task.policies.raced_changes:
-        return _production_with_pins(searched)
+        return _choose_pins(searched)
     best = _plan_and_test((chosen, paper)) or _plan_with_others(searched)
     if best is None:
-        return searched, production_or_paper(chosen, paper)
+        return searched, None
     best = _cheaper_with_first_policies(searched, best)
     gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
     problem = best.problem
@@ -91,8 +102,7 @@ def production_of_policies(searched: Sequence[PolicySearch]) -> tuple[list[Polic
     not_raced = (*refused, *left_out)
     gain_facts.append(facts.PoliciesRaced(saves_nothing, rivals, not_raced, "production"))
     best_search = replace(best.paper, race_facts=(*paper.race_facts, *gain_facts))
-    production = with_answers(best.problem, best_search, best.trial)
-    return _put_first(best.problem, best_search, searched), production
+    return _put_first(best.problem, best_search, searched), best.trial
 
 
 def put_policies_of_fleet_first(searched: Sequence[PolicySearch], fleet: Fleet) -> list[PolicySearch]:
@@ -123,9 +133,9 @@ def _put_first(problem: Problem, own: FleetSearch, searched: Sequence[PolicySear
     return [(problem, own), *others]
 
 
-def _production_with_pins(searched: list[PolicySearch]) -> tuple[list[PolicySearch], Production | None]:
-    """Production with the best policies on paper; or, if that is cheaper, with other policies that cost as
-    little on paper, or with pinned prefixes.
+def _choose_pins(searched: list[PolicySearch]) -> tuple[list[PolicySearch], FleetTrial | None]:
+    """Like `choose_policies`, of the best policies on paper, others that cost as little on paper, and pinned
+    prefixes.
 
     Pinned prefixes are never evicted, so they are worth most in bursts, which empty other caches. Scenarios
     have more bursts than the traffic as written. So pinning may pay in production although it does not on
@@ -143,7 +153,7 @@ def _production_with_pins(searched: list[PolicySearch]) -> tuple[list[PolicySear
     if pinned and chosen.oracle.pinning is None:
         others.append(best_of(pinned))
     if not others:
-        return searched, production_or_paper(chosen, paper)
+        return searched, None
     best = _plan_and_test((chosen, paper))
     for candidate in others:
         chosen.progress(f"production with {label_of(chosen, candidate[0].oracle.policies)}")
@@ -151,8 +161,8 @@ def _production_with_pins(searched: list[PolicySearch]) -> tuple[list[PolicySear
         if other is not None and (best is None or other.value < best.value * (1 - ROUNDING)):
             best = other
     if best is None:
-        return searched, production_or_paper(chosen, paper)
-    return _put_first(best.problem, best.paper, searched), with_answers(best.problem, best.paper, best.trial)
+        return searched, None
+    return _put_first(best.problem, best.paper, searched), best.trial
 
 
 def _plan_and_test(searched: PolicySearch, *, below_value: float | None = None) -> _PassedFleet | None:

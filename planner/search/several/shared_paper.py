@@ -33,6 +33,7 @@ from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.problem.plan_problem import Conditions, Problem, Progress, on_all_draws
 from planner.search.problem.stages import Message, phase_of
+from planner.search.production.kept_policies import choose_policies
 from planner.search.several import joint_limits
 from planner.solvers.master import FleetLimits
 
@@ -83,7 +84,12 @@ def plan_on_paper(
         own_conditions = Conditions(
             until, _progress_of_llm(entry.name, progress), cache=cache, by_gpu=limits.by_gpu
         )
-        alone.append(_search_alone(entry, catalog, seed, own_conditions))
+        searched = _search_alone(entry, catalog, seed, own_conditions)
+        if entry.task.safety is not None:
+            # All fleets of the LLM get the policies with which its production alone costs least.
+            searched, trial = choose_policies(searched)
+            searched = searched if trial is None else searched[:1]
+        alone.append(searched)
     if not joint_limits.fit_together(limits, (best_search(searched).best for searched in alone)):
         until = share_deadline(deadline, 1) if keeps_half else deadline
         return alone, _plan_shared(entries, alone, limits, until, progress)
