@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,14 @@ from plans import CATALOG
 from questions import LLM, traffic
 
 from planner.documents.facts import NodesFilled
+from planner.documents.safety import Safety
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.documents.task import parse_task
 from planner.errors import InfeasibleError
 from planner.reports.fact_sentences import fact_sentence
 from planner.search.several.several_llms import plan_together
-from planner.search.several.shared_bill import _is_better, plan_by_bill
+from planner.search.several.shared_bill import plan_by_bill
+from planner.search.several.shared_plan import SharedPlan
 
 SLOS: tuple[dict[str, Any], ...] = (
     {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
@@ -190,21 +193,45 @@ def test_in_production_the_nodes_of_the_least_bill_are_searched_for() -> None:
     assert all(total.paid_usd_per_h == pytest.approx(13.36) for total in shared.answers[1:2])
 
 
-def test_of_equal_bills_the_plan_that_survives_a_loss_is_better() -> None:
-    """Infinity, for no fleet with a loss, was taken as equal to any bill, and a plan for which no time was
-    left to look for such fleets as one that survives a loss for nothing.
+@cache
+def in_production() -> tuple[SeveralLlmsQuestion, SharedPlan]:
+    """With 4 A100 owned and all in 80 % of scenarios."""
+    parts = []
+    for part in question().entries:
+        task = replace(part.task, owned={"a100-80g": 4}, safety=Safety(kept_in_frac=0.8))
+        parts.append(replace(part, task=task))
+    asked = SeveralLlmsQuestion(tuple(parts), (), ())
+    return asked, plan_together(asked, CATALOG)
+
+
+@pytest.mark.long
+def test_the_answer_with_a_loss_is_that_of_the_least_bill_of_all_plans() -> None:
+    """The plan of the least bill, 23.92 USD/h, has fleets with a loss for 62.96 USD/h, and that on H100
+    alone, of no smaller bill, has them for 47.84: two nodes.
     """
+    _, shared = in_production()
+    total = shared.answers[2]
+    assert shared.bill.usd_per_h == pytest.approx(23.92) and total.paid_usd_per_h == pytest.approx(47.84)
+    answers = [plan.certificate.find_answer("with-a-loss") for plan in shared.plans.values()]
+    assert total.value == pytest.approx(sum(answer.value or 0.0 for answer in answers if answer))
 
-    def plan_paid(usd_per_h: float, *with_loss: float | None) -> Any:
-        answers = tuple(SimpleNamespace(name="with-a-loss", paid_usd_per_h=paid) for paid in with_loss)
-        bill = SimpleNamespace(usd_per_h=usd_per_h)
-        return SimpleNamespace(status="certified", bill=bill, answers=answers)
 
-    assert _is_better(plan_paid(4.0, 5.0), plan_paid(4.0, None))
-    assert not _is_better(plan_paid(4.0, None), plan_paid(4.0, 5.0))
-    assert not _is_better(plan_paid(4.0, None), plan_paid(4.0, None))
-    assert not _is_better(plan_paid(4.0), plan_paid(4.0, 5.0))
-    assert _is_better(plan_paid(4.0, 5.0), plan_paid(4.0))
+@pytest.mark.long
+def test_fleets_with_a_loss_are_within_a_limit_that_was_left_out_to_find_the_plan() -> None:
+    """Where no fleets are found by the price of GPUs within the limit, plans are made without it."""
+    asked, shared = in_production()
+
+    def plan(question: SeveralLlmsQuestion, **_: bool) -> SharedPlan:
+        if question.entries[0].task.cost_limit_usd_per_h is not None:
+            raise InfeasibleError("none", kind="capacity", constraint="cost")
+        return shared
+
+    limited = asked.with_tasks(lambda task: replace(task, cost_limit_usd_per_h=30.0))
+    within = plan_by_bill(plan, limited, lambda: True, lambda _: None)
+    assert within.bill.usd_per_h == pytest.approx(23.92) and within.answers[:2] == shared.answers[:2]
+    answers = [each.certificate.find_answer("with-a-loss") for each in within.plans.values()]
+    assert within.answers[2].lacks == ("llm-0", "llm-1")
+    assert [answer.value for answer in answers if answer] == [None, None]
 
 
 def test_kinds_that_only_the_fleets_with_a_loss_use_are_planned_alone() -> None:

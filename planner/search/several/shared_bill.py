@@ -26,6 +26,7 @@ from functools import partial
 from typing import Protocol
 
 from planner.documents.facts import (
+    Answered,
     Binding,
     Finding,
     MoreSaves,
@@ -41,7 +42,7 @@ from planner.domain import COST, OWNED, FleetLimit, payment_suffix
 from planner.errors import Change, InfeasibleError
 from planner.search.problem.plan_problem import Progress
 from planner.search.several.shared_paper import gives_way_facts
-from planner.search.several.shared_plan import LimitUse, SharedPlan
+from planner.search.several.shared_plan import AnswerTotal, LimitUse, SharedPlan
 from planner.solvers.master import FleetLimits
 from planner.units import in_unit
 
@@ -100,7 +101,10 @@ def plan_by_bill(
     without_limit = _least_bill_plan(plan, unlimited, out_of_time, progress)
     if _is_within_budget(without_limit, limit):
         cost_use = LimitUse(COST, limit, without_limit.bill.usd_per_h)
-        return replace(without_limit, limits=(*without_limit.limits, cost_use))
+        shared = replace(without_limit, limits=(*without_limit.limits, cost_use))
+        # The fleets with a loss must be within the limit too; if none are known, their bill is infinite.
+        is_over = limit * (1 + CHEAPER_FRAC) < _bills(shared)[1] < math.inf
+        return _without_loss(shared) if is_over else shared
     raise _budget_error(without_limit, limit, is_proved=cost_error is not None and cost_error.is_proved)
 
 
@@ -165,12 +169,14 @@ def _least_bill_plan(
     tasks holds for the price of GPUs in use; the caller compares the bill with it.
     """
     first = best = plan(question, fills_nodes=True)
+    all_plans = [first]
     # The GPUs of each stock that the best plan could use, where these are fewer than in the question.
     reduced_stock: Mapping[str, int] = {}
     if first.fewer_gpus is not None and not out_of_time():
         progress(f"{first.bill.idle_gpus} paid GPUs idle: all LLMs on the nodes of the least bill")
         with contextlib.suppress(InfeasibleError):
             shared = plan(question.with_tasks(partial(_with_fewer, gpus=first.fewer_gpus)))
+            all_plans.append(shared)
             if _is_better(shared, best):
                 best, reduced_stock = shared, first.fewer_gpus
     # The plans by the kinds of GPUs that they leave out; None if planning without these kinds failed.
@@ -214,14 +220,17 @@ def _least_bill_plan(
                 plans[without] = None
                 continue
             plans[without] = shared
+            all_plans.append(shared)
             if _is_better(shared, best):
                 best, reduced_stock = shared, dict.fromkeys(without, 0)
     if best.bill.idle_gpus and not out_of_time():
         progress(f"{best.bill.idle_gpus} paid GPUs idle: each LLM on nodes of its own")
         with contextlib.suppress(InfeasibleError):
             shared = plan(question, own_nodes=True)
+            all_plans.append(shared)
             if _is_better(shared, best):
-                return _on_own_nodes(shared, first)
+                return _on_own_nodes(_with_least_loss(shared, all_plans), first)
+    best = _with_least_loss(best, all_plans)
     answer = best if best is first else _as_answer_for_all_stock(best, first, question.entries, reduced_stock)
     # The search compares all fleets by the price of their GPUs in use, but only some by their bill. No bill
     # is below the price of the GPUs in use, so an answer whose bill is the bound has the least bill.
@@ -246,16 +255,38 @@ def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
     )
 
 
+def _with_least_loss(best: SharedPlan, all_plans: Iterable[SharedPlan]) -> SharedPlan:
+    """The plan `best`, with the answer "with a loss" of that plan in which it has the least bill."""
+    least = min(all_plans, key=lambda shared: _bills(shared)[1])
+    if _bills(least)[1] >= _bills(best)[1] * (1 - CHEAPER_FRAC):
+        return best
+    answers = {name: plan.certificate.find_answer("with-a-loss") for name, plan in least.plans.items()}
+    total = next(total for total in least.answers if total.name == "with-a-loss")
+    return _with_loss(best, total, answers)
+
+
+def _without_loss(shared: SharedPlan) -> SharedPlan:
+    """The plan without fleets with a loss."""
+    none = Answered("with-a-loss", workers=(), value=None, usd_per_h=None, kept_in=None)
+    total = AnswerTotal("with-a-loss", None, None, lacks=tuple(shared.plans))
+    return _with_loss(shared, total, dict.fromkeys(shared.plans, none))
+
+
+def _with_loss(shared: SharedPlan, total: AnswerTotal, answers: Mapping[str, Answered | None]) -> SharedPlan:
+    """The plan with this total as its answer "with a loss", and with these `answers` of its LLMs."""
+    plans = {}
+    for name, plan in shared.plans.items():
+        kept = [answer for answer in plan.certificate.answers if answer.name != total.name]
+        kept += [answer for answer in (answers[name],) if answer is not None]
+        plans[name] = replace(plan, certificate=replace(plan.certificate, answers=tuple(kept)))
+    totals = [other for other in shared.answers if other.name != total.name]
+    return replace(shared, plans=plans, answers=(*totals, total))
+
+
 def _is_better(shared_plan: SharedPlan, best: SharedPlan) -> bool:
-    """Whether a plan beats the `best` so far: its status is no weaker, and its bill is smaller. Of two plans
-    with equal bills the one with the smaller bill for its fleets with a loss wins.
-    """
-    if _STATUS_RANK.get(shared_plan.status, 0) > _STATUS_RANK.get(best.status, 0):
-        return False
-    for bill, best_bill in zip(_bills(shared_plan), _bills(best), strict=True):
-        if not math.isclose(bill, best_bill, rel_tol=CHEAPER_FRAC):
-            return bill < best_bill
-    return False
+    """Whether a plan beats the `best` so far: its status is no weaker, and its bill is smaller."""
+    is_weaker = _STATUS_RANK.get(shared_plan.status, 0) > _STATUS_RANK.get(best.status, 0)
+    return not is_weaker and shared_plan.bill.usd_per_h < best.bill.usd_per_h * (1 - CHEAPER_FRAC)
 
 
 def _bills(shared_plan: SharedPlan) -> tuple[float, float]:
