@@ -618,10 +618,12 @@ def find_promising_fleet(
     *,
     below_value: float | None,
     cuts: Sequence[Sequence[int]],
+    count_iterations: Callable[[int], None] = lambda _: None,
 ) -> tuple[tuple[int, ...], float] | None:
     """The fleet whose value is at most `below_value` (None: any) and that is expected to serve the largest
     share of the traffic, as workers per option, and that share. `shares` are s_j, `cuts` the fleets n^q. None
-    if limits and cuts exclude all fleets; an empty fleet with share 0 if time runs out.
+    if limits and cuts exclude all fleets; an empty fleet with share 0 if time runs out. `count_iterations`
+    is told the solver's iterations.
     """
     program = _build_fleet_program("promising", options, limits, cuts)
     problem = program.problem
@@ -637,10 +639,11 @@ def find_promising_fleet(
     if below_value is not None:
         problem += program.workers_cost + program.idle_cost <= below_value, "value_to_beat"
     problem.sense = pulp.LpMaximize
-    status = run_highs(problem, time_limit_s=SOLVER_S, gap_frac=PROMISE_GAP_FRAC, is_small=True).status
-    if status == "infeasible":
+    outcome = run_highs(problem, time_limit_s=SOLVER_S, gap_frac=PROMISE_GAP_FRAC, is_small=True)
+    count_iterations(outcome.iterations)
+    if outcome.status == "infeasible":
         return None
-    if status not in ("optimal", "feasible"):
+    if outcome.status not in ("optimal", "feasible"):
         return tuple(0 for _ in options), 0.0
     return tuple(whole_value(n_j) for n_j in program.n), float(pulp.value(problem.objective))
 

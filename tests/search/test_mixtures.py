@@ -1,6 +1,8 @@
 """Fleets of several types: what is proposed, and what the search beyond level 0 finds among all there are."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,10 +10,12 @@ from random_questions import question
 
 from planner.search.level0.filling import list_filled_fleets
 from planner.search.level0.level0_search import search_level0
+from planner.search.mixed import mixed_fleets
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
 from planner.search.mixed.mixtures import CandidateFleets, improve_nearby
 from planner.search.oracle.fleet_counts import Counts, in_order, names_of, objective_of
 from planner.search.oracle.fleet_oracle import VerdictCache
+from planner.search.oracle.work_clock import now_s
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
@@ -40,6 +44,25 @@ def test_finds_the_cheapest_fleet_of_any_mix(seed: int, optimum: float) -> None:
     assert found.best is not None and level0.search.value > found.value
     assert found.value == pytest.approx(optimum, abs=0.005)
     assert replace(problem.oracle, cache=VerdictCache()).holds(found.best)
+
+
+def test_proposals_of_the_master_are_work_and_end_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solving for 100 proposals took 14 s that no limit on work counted; several LLMs ask many times."""
+    problem = posed(42)
+    level0 = search_level0(problem)
+    proposals: list[float] = []
+
+    def propose(
+        options: list[Option], *_: object, count_iterations: Callable[[int], None], **__: object
+    ) -> Any:
+        before_s = now_s()
+        count_iterations(60_000)
+        proposals.append(now_s() - before_s)
+        return (1, *[0] * (len(options) - 1)), 1.0
+
+    monkeypatch.setattr(mixed_fleets, "find_promising_fleet", propose)
+    search_mixed_fleets(problem, level0, refines=False)
+    assert proposals == pytest.approx([5.04, 5.04])  # 60,000 x 84 us
 
 
 def test_filled_fleets_cost_less_and_take_no_further_worker_of_their_last_type() -> None:

@@ -17,7 +17,7 @@ from planner.search.level0.level0_search import GAPS_HANDICAP, WALK_EFFORT, Leve
 from planner.search.level0.one_pool import least_that_holds
 from planner.search.level0.walk import every_mix
 from planner.search.mixed.mixtures import improve_mixture, improve_nearby
-from planner.search.oracle.deterministic_parallel import effort_spent
+from planner.search.oracle.deterministic_parallel import charge_effort, effort_spent
 from planner.search.oracle.fleet_counts import (
     Counts,
     in_order,
@@ -48,6 +48,10 @@ CHEAPER_SHARE = 0.9
 FIRST_REQUESTS = 20_000_000
 FIRST_PROPOSALS = 100
 FIRST_FLEET_SHARE = 0.6
+# An iteration of the master's simplex takes as long as this many simulated requests: 80 us at EFFORT_S
+# (work_clock.py). The proposals of one search end after MASTER_ITERATIONS, some 8 s.
+ITERATION_REQUESTS = 70
+MASTER_ITERATIONS = 100_000
 # However long the trace is, at least this many proposals, and exchanges of one worker, are simulated.
 LEAST_PROPOSALS = 4
 LEAST_EXCHANGES = 2
@@ -118,9 +122,16 @@ def search_mixed_fleets(
     request_count = len(problem.trace)
     cheaper_proposals = int(np.clip(CHEAPER_REQUESTS / request_count, LEAST_PROPOSALS, CHEAPER_PROPOSALS))
     first_proposals = int(np.clip(FIRST_REQUESTS / request_count, LEAST_PROPOSALS, FIRST_PROPOSALS))
-    proposals = 0
+    proposals = iterations = 0
+
+    def count_iterations(more: int) -> None:
+        nonlocal iterations
+        iterations += more
+        charge_effort(object(), ITERATION_REQUESTS * more)  # Each solution is a query of its own.
+
     while not problem.out_of_time():
-        if proposals == (first_proposals if best is None else cheaper_proposals):
+        most_proposals = first_proposals if best is None else cheaper_proposals
+        if proposals == most_proposals or iterations > MASTER_ITERATIONS:
             break
         proposals += 1
         message = Message("fleets of several worker types", problem.best_in_words(value))
@@ -128,7 +139,9 @@ def search_mixed_fleets(
             problem.progress(message)
             shown = message
         below = value * (1 - BETTER_FRAC) if math.isfinite(value) else None
-        proposal = find_promising_fleet(options, shares, problem.limits, below_value=below, cuts=cuts)
+        proposal = find_promising_fleet(
+            options, shares, problem.limits, below_value=below, cuts=cuts, count_iterations=count_iterations
+        )
         if proposal is None:
             is_exhausted = True
             break

@@ -5,8 +5,8 @@ answer, byte for byte, on an idle or a busy machine with any number of cores. Th
 is a safety net: once it is reached, every deadline has passed, and the answer says so. Past a deadline the
 oracle raises StoppedError, and the function that began the search catches it.
 
-The clock does not count the work of solvers between simulations. Each solver has a limit on the wall clock,
-far longer than it usually needs.
+Of the solvers between simulations the clock counts the one that proposes mixed fleets (mixed_fleets.py). All
+have a limit on the wall clock, far longer than they usually need.
 """
 
 import math
