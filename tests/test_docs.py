@@ -125,6 +125,20 @@ def test_paths_in_backticks_exist(document: Path) -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_every_mechanism_of_the_papers_has_its_tests_or_a_reason() -> None:
+    """Of each cell of the table: a test that exists, a script that exists (see above), or words."""
+    text = (ROOT / "docs" / "tables" / "mechanisms.md").read_text()
+    rows = re.findall(r"^\| (?!mechanism )(.+) \|$", text, flags=re.MULTILINE)
+    cells = [row.split(" | ") for row in rows]
+    assert f"The {len(rows)} mechanisms" in text and {len(row) for row in cells} == {5}
+    named = {test for row in cells for test in re.findall(r"`(tests/[\w/]+\.py::\w+)`", " ".join(row[1:4]))}
+    defined = {test: (ROOT / test.split("::")[0]).read_text() for test in named}
+    lost = [test for test, source in defined.items() if f"def {test.split('::')[1]}(" not in source]
+    assert lost == []
+    for name, simulated, planned, deployed, figure in cells:
+        assert all(re.search(r"[a-z]{3}", cell) for cell in (simulated, planned, deployed, figure)), name
+
+
 def test_constraints_have_their_names_in_the_code() -> None:
     """The first column of the master problem's table, without its index, in docstring and source."""
     text = (ROOT / "docs" / "formulations.md").read_text()

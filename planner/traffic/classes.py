@@ -112,9 +112,18 @@ def check_classes(slo: Slo, trace: Trace) -> None:
 
 
 def check_judged_classes(slo: Slo, trace: Trace) -> None:
-    """Like `check_classes`; in addition each class must have requests after the warm-up of a simulation."""
+    """Like `check_classes`; in addition each class must have requests after the warm-up of a simulation, and no
+    window of a guarantee to tenants may be longer than what is judged.
+    """
     check_classes(slo, trace)
-    judged_from_s, _ = measured_window(trace)
+    judged_from_s, judged_until_s = measured_window(trace)
+    for guarantee in slo.guarantees:
+        if guarantee.window_s > judged_until_s - judged_from_s:
+            raise InputError(
+                f"slo: tenants: {guarantee.tenant or 'each'}: a window of {show_s(guarantee.window_s)} is "
+                f"longer than the {show_s(judged_until_s - judged_from_s)} of {trace.name} that are judged, "
+                "so no share would be; write a shorter window, or give a longer trace"
+            )
     warm_up = show_s(judged_from_s - float(trace.arrival_s[0]))
     for selector in slo.selectors:
         mask = select_requests(selector, trace)

@@ -114,7 +114,7 @@ def test_a_target_without_the_queue_says_so() -> None:
 
 def test_a_plan_with_a_share_for_tenants_writes_who_they_are() -> None:
     """requests.csv has no column for tenants, so `plan simulate` refused the plan's own traffic."""
-    n = 40
+    n = 80
     trace = Trace("two", np.arange(n, dtype=np.float64), np.full(n, 500), np.full(n, 20))
     trace = replace(trace, tenant=np.arange(n) % 2, tenants=("a", "b"))
     question = a_question({"tenants": {"each": {"share_frac": 0.5}}}, policies={})

@@ -18,7 +18,7 @@ from planner.simulator import judge_slo, simulate
 from planner.simulator.layout import RUN
 from planner.simulator.service_shares import judge_guarantees, tenant_shares
 from planner.simulator.simulation import Simulation
-from planner.traffic.classes import check_classes
+from planner.traffic.classes import check_classes, check_judged_classes
 
 
 def a_run(rows: list[tuple[int, float, float, float, float, int, int]], weights: npt.ArrayLike) -> Simulation:
@@ -174,3 +174,17 @@ def test_tenants_must_be_those_of_the_trace() -> None:
     with pytest.raises(InputError, match=r"tenants: .*gold.* has no request in made, whose tenants are .*a"):
         check_classes(slo, named)
     check_classes(replace(slo, guarantees=(ServiceGuarantee(None, 0.9),)), named)
+
+
+def test_a_window_that_no_trace_fills_is_refused() -> None:
+    """A plan said that each tenant gets its share, of 100 s of which no window of 3 h was judged."""
+    trace = replace(make_trace(np.arange(101.0), [16] * 101, [1] * 101), tenant=np.arange(101) % 2)
+    trace = replace(trace, tenants=("a", "b"))
+    limits = (Limit("ttft", 0.9, 2.0),)
+    longest = Slo(limits, guarantees=(ServiceGuarantee(None, 0.9, 95.0),))
+    check_judged_classes(longest, trace)
+    too_long = replace(longest, guarantees=(ServiceGuarantee("a", 0.9, 3 * 3600.0),))
+    with pytest.raises(
+        InputError, match=r"slo: tenants: a: a window of 3.* is longer than the 95.0* s of made"
+    ):
+        check_judged_classes(too_long, trace)
