@@ -59,6 +59,12 @@ KNOWN, MEAN = "known", "mean"
 MEAN_BUCKETS = 10
 # Default of `repurpose_after` where pools: `repurpose` comes from `any` and the question gives no time.
 REPURPOSE_AFTER_S = 120.0
+# vLLM's flag and setting of fleet.yaml: a step computes at most this many tokens of one prompt, so that
+# prompts behind a long one need not wait for all of it.
+CHUNK_LIMIT = "long_prefill_token_threshold"
+# Raced with classes, where the long prompts of one class would hold up another. Chosen by hand: with it three
+# H100 keep Azure's conversations (TTFT p90 500 ms) beside Mooncake's, without it four do (2026-11-30).
+CHUNK_LIMIT_TOKENS = 512
 # Each combination costs a search of its own. If there are more than this, only the first value of each axis
 # is searched, and the other values are raced.
 MOST_COMBINATIONS = 32
@@ -79,14 +85,14 @@ KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """One value of one axis, which a race puts in place of the plan's."""
+    """One value of one axis (or of CHUNK_LIMIT), which a race puts in place of the plan's."""
 
     axis: str
     value: str
 
     @property
     def row(self) -> Policy | None:
-        """The value's row of planner/policies.py; None for the axis `prediction`, which has no rows."""
+        """The value's row of planner/policies.py; None for `prediction` and CHUNK_LIMIT, which have none."""
         return BY_FIELD[self.axis][self.value] if self.axis in BY_FIELD else None
 
 
@@ -205,6 +211,8 @@ class PolicyChoices:
             buckets = MEAN_BUCKETS if value == MEAN else 0
             accuracy_frac = None if value in (KNOWN, MEAN) else float(value)
             return replace(policies, prediction_buckets=buckets, prediction_accuracy_frac=accuracy_frac)
+        if axis == CHUNK_LIMIT:
+            return replace(policies, long_prefill_token_threshold=int(value))
         changes: dict[str, Any] = {axis: value}
         if axis == "queue":
             row = QUEUE[value]
@@ -225,10 +233,13 @@ def due_of(slo: Slo) -> tuple[tuple[Selector, float], ...]:
     return tuple((selector, slo.due_s(selector)) for selector in slo.selectors)
 
 
-def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_queue: bool) -> PolicyChoices:
+def with_classes(
+    choices: PolicyChoices, slo: Slo, target: str | None, *, names_queue: bool, is_vllm: bool = True
+) -> PolicyChoices:
     """The choices with the queue that suits this SLO.
 
     With classes the queue `edf` is searched and the usual queue is raced, unless the question names a queue.
+    A limit on the tokens of a prompt per step is raced too, unless it names one or the engine is not vLLM.
     With a deployment target the choices stay as they are, because requests get a priority there only if the
     question names a queue that needs one. Without classes there are no deadlines to go by: `edf` is no longer
     raced, and an InputError is raised if the question names it.
@@ -244,6 +255,10 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
         )
         choices = replace(choices, raced_changes=(*by_tenant, *choices.raced_changes), is_queue_assumed=True)
     if slo.selectors:
+        batchings = choices.axes.get("batching", (_USUAL.batching,))
+        if is_vllm and _USUAL.batching in batchings and not choices.settings.long_prefill_token_threshold:
+            limit = PolicyChange(CHUNK_LIMIT, str(CHUNK_LIMIT_TOKENS))
+            choices = replace(choices, raced_changes=(limit, *choices.raced_changes))
         if names_queue or target is not None:
             return choices
         usual = [PolicyChange("queue", name) for name in choices.queues if not QUEUE[name].by_deadline]
@@ -512,6 +527,9 @@ def _differences(policies: Policies, choices: Sequence[Policies]) -> Iterator[st
             yield f"{name.replace('_', ' ')} {getattr(policies, name)}"
             if name == "queue" and math.isfinite(policies.queue_window_s):
                 yield f"at most {policies.queue_window_s:g} s of waiting"
+    if differs(CHUNK_LIMIT):
+        tokens = policies.long_prefill_token_threshold
+        yield f"at most {tokens:,} tokens of a prompt per step" if tokens else "as many tokens of a prompt"
     if differs("prediction_buckets") or differs("prediction_accuracy_frac"):
         accuracy_frac = policies.prediction_accuracy_frac
         if accuracy_frac is not None:

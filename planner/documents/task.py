@@ -473,7 +473,10 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     spare_workers, spare_nodes = _parse_spare(document.get("spare"), question.path_of("spare"))
     has_losses = bool(spare_workers or spare_nodes or spot)
     ranks = _parse_ranks(fleet, llm)
-    choices = _parse_policies(policies, target, kv_offload, slo, described, ranks, has_losses=has_losses)
+    engine = _engine_of_question(question, fleet, catalog)
+    choices = _parse_policies(
+        policies, target, kv_offload, slo, described, ranks, has_losses=has_losses, engine=engine
+    )
     task = PlanQuestion(
         llm=llm.name,
         slo=slo,
@@ -501,7 +504,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         network=parse_network(fleet.subsection("network", NETWORK_KEYS)),
         is_network_stated="network" in fleet,
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
-        engine=_engine_of_question(question, fleet, catalog),
+        engine=engine,
         speculations=_parse_speculations(question, fleet, llm, catalog),
         lora=_parse_simulated_lora(question, fleet),
         policies=choices,
@@ -1010,6 +1013,7 @@ def _parse_policies(
     ranks: tuple[int, ...],
     *,
     has_losses: bool,
+    engine: Engine | None,
 ) -> PolicyChoices:
     """The policies that are searched: with the queue that suits the classes of the SLO, and without pinned
     prefixes if the fleet must stand losses. Raises InputError if all workers have data-parallel ranks, and
@@ -1026,7 +1030,8 @@ def _parse_policies(
         )
     if has_losses:
         choices = without_pins(choices, policies)
-    return with_classes(choices, slo, target, names_queue="queue" in policies)
+    is_vllm = engine is None or engine.name == "vllm"
+    return with_classes(choices, slo, target, names_queue="queue" in policies, is_vllm=is_vllm)
 
 
 def _check_throughput(task: PlanQuestion, where: str) -> None:

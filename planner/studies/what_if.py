@@ -443,7 +443,8 @@ def _named_policies(policies: Policies) -> tuple[object, ...]:
     """
     rows = tuple(getattr(policies, axis) for axis in BY_FIELD)
     caches = policies.prefix_cache, policies.kv_offload is None
-    return *rows, _value_on("prediction", policies), policies.queue_window_s, *caches
+    settings = policies.queue_window_s, policies.long_prefill_token_threshold
+    return *rows, _value_on("prediction", policies), *settings, *caches
 
 
 def _value_on(axis: str, policies: Policies) -> object:

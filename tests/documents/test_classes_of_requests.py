@@ -10,7 +10,7 @@ import pytest
 from simulations import make_trace
 
 from planner.documents.catalog import read_catalog
-from planner.documents.policy_choices import PolicyChange
+from planner.documents.policy_choices import CHUNK_LIMIT, CHUNK_LIMIT_TOKENS, PolicyChange
 from planner.documents.slo import parse_slo, slo_document
 from planner.documents.task import parse_task
 from planner.domain import Limit, Selector, Slo
@@ -72,6 +72,19 @@ def test_with_classes_the_queue_goes_by_deadlines_and_fcfs_is_raced() -> None:
         parse_task(plain, catalog)
     raced = parse_task(plain | {"policies": {"queue": "any"}}, catalog).policies.raced_changes
     assert PolicyChange("queue", "sjf") in raced and PolicyChange("queue", "edf") not in raced
+
+
+def test_a_limit_on_the_tokens_of_a_prompt_is_raced_with_classes_where_vllm_serves_them() -> None:
+    catalog, question = read_catalog(), {"llm": "llama-3.1-8b", "slo": {"classes": WRITTEN}}
+    limit = PolicyChange(CHUNK_LIMIT, str(CHUNK_LIMIT_TOKENS))
+
+    def raced(**changes: Any) -> tuple[PolicyChange, ...]:
+        return parse_task(question | changes, catalog).policies.raced_changes
+
+    assert limit in raced() and limit in raced(deploy={"target": "kubernetes"})
+    assert limit not in raced(slo={"ttft": {"p90": "2 s"}})
+    assert limit not in raced(engine={"name": "sglang"}) and limit not in raced(policies={CHUNK_LIMIT: 2048})
+    assert limit not in raced(policies={"batching": "sarathi"})
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,29 @@ def test_what_sharing_saves_is_a_difference_of_plans() -> None:
     assert fact_sentence(fact) in why_nothing_cheaper(shared)
 
 
+def test_long_prompts_leave_room_for_the_short_ones_of_another_class() -> None:
+    """Behind a prompt of 16,000 tokens (2 s) short ones miss 500 ms, unless each step computes both."""
+    rng = np.random.default_rng(5)
+    chats_s, longs_s = rng.uniform(0, 100, 400), rng.uniform(0, 100, 15)
+    arrival_s, is_long = np.concatenate((chats_s, longs_s)), np.repeat((0, 1), (400, 15))
+    order = np.argsort(arrival_s)
+    arrival_s, is_long = arrival_s[order] - arrival_s.min(), is_long[order]
+    trace = make_trace(arrival_s, np.where(is_long, 16_000, 500), np.where(is_long, 30, 60))
+    trace = replace(trace, tenant=is_long, tenants=("chat", "long"))
+    slo = {
+        "classes": {
+            "chat": {"match": {"tenant": "chat"}, "ttft": {"p90": "500 ms"}},
+            "long": {"match": {"tenant": "long"}, "ttft": {"p90": "20 s"}},
+        }
+    }
+    shared = planned(trace, slo)
+    assert shared.fleet.gpus == 1 and shared.fleet.policies.long_prefill_token_threshold == 512
+    (fact,) = [each for each in shared.certificate.binding if isinstance(each, facts.SharingSaves)]
+    assert [each.value for each in fact.alone] == pytest.approx([shared.value, shared.value])
+    gains = [each for each in shared.certificate.binding if isinstance(each, facts.PolicyGains)]
+    assert [each.label for each in gains] == ["at most 512 tokens of a prompt per step"]
+
+
 def test_one_class_is_not_compared_and_the_rest_is_planned_with_lines_of_all() -> None:
     trace = chat_and_code(2.0, 1.0)
     one = planned(trace.select(np.flatnonzero(trace.tenant == 0)), {"classes": {"chat": CHAT}})
