@@ -455,7 +455,6 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     described = parse_description(traffic, catalog.tasks, is_rate_sought=is_rate_sought)
     fleet = _without_any(question.subsection("fleet", FLEET_KEYS, elsewhere=FLEET_BELONGS))
     limits = question.subsection("limits", LIMIT_KEYS, elsewhere=LIMIT_NAMES)
-    policies = question.subsection("policies", POLICY_KEYS)
     target, plans_each_target = _parse_target(question)
     try:
         llm = catalog.served_llm(document["llm"])
@@ -468,15 +467,12 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         )
     except CatalogError as error:
         raise CatalogError(with_place(error, where)) from None
-    kv_offload = _parse_simulated_kv_offload(question, fleet, policies, llm)
     slo = preset.slo if preset else parse_slo(document["slo"], where=question.path_of("slo"))
     spare_workers, spare_nodes = _parse_spare(document.get("spare"), question.path_of("spare"))
     has_losses = bool(spare_workers or spare_nodes or spot)
     ranks = _parse_ranks(fleet, llm)
     engine = _engine_of_question(question, fleet, catalog)
-    choices = _parse_policies(
-        policies, target, kv_offload, slo, described, ranks, has_losses=has_losses, engine=engine
-    )
+    choices = _policies_of(question, fleet, llm, engine, target, slo, described, ranks, has_losses=has_losses)
     task = PlanQuestion(
         llm=llm.name,
         slo=slo,
@@ -1004,21 +1000,24 @@ def _parse_safety_or_default(question: Section) -> Safety | None:
     return None if "robust" in question else Safety()
 
 
-def _parse_policies(
-    policies: Section,
+def _policies_of(
+    question: Section,
+    fleet: Section,
+    llm: Llm,
+    engine: Engine | None,
     target: str | None,
-    kv_offload: KvOffload | None,
     slo: Slo,
     described: Description | None,
     ranks: tuple[int, ...],
     *,
     has_losses: bool,
-    engine: Engine | None,
 ) -> PolicyChoices:
     """The policies that are searched: with the queue that suits the classes of the SLO, and without pinned
     prefixes if the fleet must stand losses. Raises InputError if all workers have data-parallel ranks, and
     no routing is simulated with these.
     """
+    policies = question.subsection("policies", POLICY_KEYS, "queue: any")
+    kv_offload = _parse_simulated_kv_offload(question, fleet, policies, llm)
     has_agents = described is not None and described.agents is not None
     choices = parse_policy_choices(
         policies, target, kv_offload, has_agents=has_agents, has_ranks=ranks[-1] > 1

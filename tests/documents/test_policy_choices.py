@@ -168,6 +168,13 @@ def test_what_cannot_be_is_one_clear_line(policies: dict[str, Any], target: str 
         task(policies, **changes)
 
 
+def test_any_is_of_one_key() -> None:
+    with pytest.raises(
+        InputError, match="policies: expected keys and values such as queue: any, found 'any'"
+    ):
+        parse_task({"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}, "policies": "any"}, CATALOG)
+
+
 @pytest.mark.parametrize(
     "losses", [{"spare": "1 worker"}, {"spare": "1 node"}, {"fleet": {"prices": {"h100-80g": SPOT_PRICES}}}]
 )
