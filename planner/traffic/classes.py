@@ -112,8 +112,8 @@ def check_classes(slo: Slo, trace: Trace) -> None:
 
 
 def check_judged_classes(slo: Slo, trace: Trace) -> None:
-    """Like `check_classes`; in addition each class must have requests after the warm-up of a simulation, and no
-    window of a guarantee to tenants may be longer than what is judged.
+    """Like `check_classes`; in addition each class must have requests after the warm-up of a simulation, and
+    no window of a guarantee to tenants may be longer than what is judged.
     """
     check_classes(slo, trace)
     judged_from_s, judged_until_s = measured_window(trace)
