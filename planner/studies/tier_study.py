@@ -17,6 +17,7 @@ prefix:
 for a prompt of L cached tokens and u = 16 further tokens, which is one KV block.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -251,7 +252,7 @@ def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierChoice]) -> T
 
     The choice without tiers comes first, then memory as it comes with a node. From there memory is set to its
     best size first, and then once more from there disk first, because each may make the other needless.
-    Stores come last.
+    Stores come last; where no fleet was found before them, so do all other sizes of memory with disk.
     """
     best = answer(TierSizes())
     start = answer(TierSizes(grid.memory_bytes[grid.memory_start]))
@@ -259,8 +260,11 @@ def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierChoice]) -> T
     for in_order in (axes, axes[::-1]):
         choice = _best_in_turns(start, in_order, answer)
         best = choice if _is_better(choice, best) else best
-    for size in grid.store_bytes:
-        candidate = answer(TierSizes(store_bytes=size))
+    others = [TierSizes(store_bytes=size) for size in grid.store_bytes]
+    if not best.holds:  # Only then all memory and disks together: the best of each was not found.
+        others += itertools.starmap(TierSizes, itertools.product(grid.memory_bytes, grid.disk_bytes))
+    for sizes in others:
+        candidate = answer(sizes)
         best = candidate if _is_better(candidate, best) else best
     return best
 
@@ -268,10 +272,7 @@ def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierChoice]) -> T
 def _best_in_turns(
     choice: TierChoice, axes: Sequence[tuple[str, Sequence[float]]], answer: Callable[[TierSizes], TierChoice]
 ) -> TierChoice:
-    """From a choice on, one tier after the other set to the best of all its sizes, until none is better.
-
-    Without a fleet at any size of a tier its largest is kept, as more memory may be what it takes.
-    """
+    """From a choice on, one tier after the other set to the best of all its sizes, until none is better."""
     previous = None
     while choice.sizes != previous:
         previous = choice.sizes
@@ -279,8 +280,7 @@ def _best_in_turns(
             for size in sizes:
                 change: dict[str, float] = {name: size}
                 candidate = answer(replace(choice.sizes, **change))
-                if not choice.holds or _is_better(candidate, choice):
-                    choice = candidate
+                choice = candidate if _is_better(candidate, choice) else choice
     return choice
 
 

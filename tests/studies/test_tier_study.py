@@ -211,6 +211,18 @@ def test_tiers_that_alone_make_a_fleet_possible_are_found() -> None:
     assert tier_study.search_sizes(grid, answer).sizes == TierSizes(32e9)
 
 
+def test_every_size_is_searched_before_none_is_said_to_hold() -> None:
+    """Less memory or disk than 16 and 25 GB holds nothing, more exceeds a limit on cost: neither tier alone
+    leads there, and the answer was that no fleet keeps the SLO with any, proved.
+    """
+    grid = tier_grid({"cpu": TIERS["cpu"], "nvme": replace(TIERS["nvme"], free_bytes=0.0)}, may_share=False)
+
+    def answer(sizes: TierSizes) -> TierChoice:
+        return TierChoice(sizes, 2.0 if sizes == TierSizes(16e9, 25e9) else math.inf, 0.0)
+
+    assert tier_study.search_sizes(grid, answer).sizes == TierSizes(16e9, 25e9)
+
+
 def test_a_limit_on_cost_is_of_gpus_and_store_together() -> None:
     """A store of 365 GB costs 1.50 USD/h: 0.50 of 2 USD/h is left for GPUs, and nothing of 1.50."""
     limits: list[float | None] = []
