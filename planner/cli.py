@@ -18,7 +18,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -37,7 +37,7 @@ from planner.commands.catalog_command import commands as catalog_commands
 from planner.commands.check_command import check
 from planner.commands.compare_command import compare
 from planner.commands.day_command import day
-from planner.commands.described_command import QuestionOptions, init
+from planner.commands.described_command import PARTS, init, question_document
 from planner.commands.lengths_command import judge_length_predictors
 from planner.commands.manifests_command import write_manifests
 from planner.commands.mcp_command import serve_mcp
@@ -469,12 +469,11 @@ def plan(
         return
     if context.invoked_subcommand is not None:
         return
-    # Parameters of limits are a metric and a percentile, such as ttft_p95; the last four characters are cut.
-    limits = {name.replace("_", "-"): limit for name, limit in context.params.items() if name[:-4] in METRICS}
-    question = QuestionOptions(
-        llm, rate, input_, output, task, duration, gpus, safety, limits, agents, objective
-    )
-    if slo is None and trace is None and out is None and not question.values_by_option():
+    given = {name.rstrip("_").replace("_", "-"): text for name, text in context.params.items() if text}
+    # Options of limits are a metric and a percentile, such as ttft-p95; the last four characters are cut.
+    names = (*PARTS, *(name for name in given if name[:-4] in METRICS))
+    question = {name: given[name] for name in names if name in given}
+    if slo is None and trace is None and out is None and not question:
         typer.echo(context.get_help())
         return
     plan_options = PlanOptions(
@@ -484,17 +483,17 @@ def plan(
     _run_plan(replace(plan_options, executor=executor, address=address), question)
 
 
-def _run_plan(plan_options: PlanOptions, question: QuestionOptions) -> None:
+def _run_plan(plan_options: PlanOptions, question: Mapping[str, str]) -> None:
     """Plan for the question that the options give, or for slo.yaml, which has one LLM or several."""
-    slo, values_by_option = plan_options.slo, question.values_by_option()
-    if values_by_option:
+    slo = plan_options.slo
+    if question:
         if slo is not None:
             raise InputError(
-                f"--{next(iter(values_by_option))}: is in place of slo.yaml; write it into {slo}, ask "
+                f"--{next(iter(question))}: is in place of slo.yaml; write it into {slo}, ask "
                 f"plan what-if --slo {slo} --change KEY=VALUE, or drop --slo"
             )
-        flags = tuple(part for name, value in values_by_option.items() for part in (f"--{name}", value))
-        document = question.document(has_trace=plan_options.trace is not None)
+        flags = tuple(part for name, value in question.items() for part in (f"--{name}", value))
+        document = question_document(question, has_trace=plan_options.trace is not None)
         plan_one(replace(plan_options, question_options=document, flags=flags))
         return
     if slo is None:

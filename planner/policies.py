@@ -179,7 +179,6 @@ def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
 
 
 def _weigh_requests(worker_type: WorkerType, decode: bool) -> Weights:
-    """Requests alone."""
     return 0.0, 1.0, 0.0, 0.0
 
 
@@ -189,12 +188,10 @@ def _weigh_tokens(worker_type: WorkerType, decode: bool) -> Weights:
 
 
 def _weigh_pending_tokens(worker_type: WorkerType, decode: bool) -> Weights:
-    """Pending prompt tokens alone."""
     return 1.0, 0.0, 0.0, 0.0
 
 
 def _weigh_waiting_requests(worker_type: WorkerType, decode: bool) -> Weights:
-    """Waiting requests alone."""
     return 0.0, 0.0, 0.0, 1.0
 
 

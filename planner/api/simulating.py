@@ -16,6 +16,7 @@ from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, check_output_file, write_file, write_files
+from planner.files.document_values import errors_as
 from planner.fleet import Fleet
 from planner.papers.fleet_goodput import FleetGoodput, Watch, fleet_goodput, goodput_document
 from planner.papers.goodput import TOLERANCE_FRAC
@@ -469,10 +470,8 @@ def _read_under_policies(
     """A fleet under one of the policies of `compare`. An InputError names the policies by their `label`."""
     if policies is None:
         return inputs.read_fleet(fleet, catalog, slo=slo)
-    try:
+    with errors_as(InputError, f"--policies {label!r}"):
         return inputs.read_fleet(fleet, catalog, policies=policies, slo=slo)
-    except InputError as error:
-        raise InputError(f"--policies {label!r}: {error}") from None
 
 
 def _write_csv(file: Path, text: str) -> None:

@@ -20,6 +20,7 @@ from planner.documents.engine_file import default_engine
 from planner.documents.fits import fit_document, fit_row
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
+from planner.files.document_values import errors_as
 from planner.files.text_tables import as_floats, read_text
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, parse_runs
@@ -122,11 +123,9 @@ def fit_table(
     model = PiecewiseLinearStepLatency(
         host_s=0.0 if is_kernel_time else host_overhead_s, basis=basis, reads_cached=table.reads_cached
     )
-    try:
+    with errors_as(InputError, where):
         errors = cross_validated_errors(model, table.X, table.y, folds=FOLDS)
         latency: StepLatency = model.fit(table.X, table.y).latency_
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
     notes, families, form = _table_notes(table), {}, None
     if has_separate_host:
         notes = (

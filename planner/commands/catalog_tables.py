@@ -58,7 +58,6 @@ def _provenance_fields(catalog: Catalog, name: str) -> dict[str, Any]:
 
 
 def _gpu_rows(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row for each GPU."""
     return [
         {
             "gpu": gpu.name,
@@ -77,7 +76,6 @@ def _gpu_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _llm_rows(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row for each LLM."""
     return [
         {
             "llm": llm.name,
@@ -97,7 +95,6 @@ def _llm_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _slo_rows(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row for each SLO preset."""
     rows = []
     for preset in catalog.slos.values():
         limits = [f"{limit.label} <= {show_s(limit.limit_s)}" for limit in preset.slo.limits]
@@ -163,7 +160,6 @@ def _engine_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _task_rows(catalog: Catalog) -> list[dict[str, Any]]:
-    """A row for each kind of task."""
     from planner.documents.traffic_description import example_of
 
     rows = []

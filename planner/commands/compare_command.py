@@ -21,6 +21,7 @@ from planner.commands.command_output import (
 from planner.commands.printed_tables import print_json, print_lines, print_markdown, print_rows
 from planner.errors import InputError
 from planner.files.checked_files import yaml_value
+from planner.files.document_values import errors_as
 
 if TYPE_CHECKING:
     from planner.studies.fleet_comparison import FleetComparison
@@ -152,8 +153,6 @@ def _parse_policies(text: str) -> dict[str, Any]:
                 f"{here}: expected KEY=VALUE such as routing=round-robin, each KEY once, or {OWN!r}; "
                 f"found {word!r}"
             )
-        try:
+        with errors_as(InputError, f"{here}: {key}"):
             policies[key] = yaml_value(value)
-        except InputError as error:
-            raise InputError(f"{here}: {key}: {error}") from None
     return policies

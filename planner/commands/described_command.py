@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,99 +18,60 @@ from planner.slo_metrics import METRICS
 
 ANY = "any"  # All GPUs of the catalog.
 MOST_DIGITS = 20  # The most of a number of GPUs: Python refuses to read an int of thousands of digits.
+# The options that describe traffic in place of a trace, and all options of a question beside its limits.
+DESCRIBING = ("input", "output", "task", "duration", "agents")
+PARTS = ("llm", "rate", "input", "output", "task", "duration", "gpus", "safety", "agents", "objective")
 # A limit as people type it, "ttft p95 2 s" or "ttft-p95: 2 s"; its groups: metric, percentile, limit.
 _LIMIT = re.compile(
     rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
 )
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionOptions:
-    """The question's options as text; None for an option that was not given. `limits` has the options for
-    limits by name, such as "ttft-p95".
+def question_document(options: Mapping[str, str], *, has_trace: bool) -> dict[str, Any]:
+    """The question as slo.yaml would have it, from the options that were given, by their names (PARTS, and
+    limits such as "ttft-p95"). Raises InputError for an option that is missing.
     """
-
-    llm: str | None
-    rate: str | None
-    input: str | None
-    output: str | None
-    task: str | None
-    duration: str | None
-    gpus: str | None
-    safety: str | None
-    limits: Mapping[str, str | None]
-    agents: str | None = None
-    objective: str | None = None
-
-    def values_by_option(self) -> dict[str, str]:
-        """The options that were given, under their names on the command line."""
-        given_options = {
-            "llm": self.llm,
-            "rate": self.rate,
-            "input": self.input,
-            "output": self.output,
-            "task": self.task,
-            "duration": self.duration,
-            "gpus": self.gpus,
-            "safety": self.safety,
-            "agents": self.agents,
-            "objective": self.objective,
-            **self.limits,
-        }
-        return {name: value for name, value in given_options.items() if value is not None}
-
-    def document(self, *, has_trace: bool) -> dict[str, Any]:
-        """The question as slo.yaml would have it. Raises InputError for an option that is missing."""
-        if self.llm is None:
-            raise InputError("--llm: is missing; name an LLM (plan catalog llms), or give --slo FILE")
-        limits = {name: value for name, value in self.limits.items() if value is not None}
-        if not limits:
-            raise InputError(
-                "--ttft-p95: no limit of any kind is given; say which, such as --ttft-p95 800ms "
-                "--tpot-p95 50ms"
-            )
-        slo: dict[str, dict[str, str]] = {}
-        for name, value in limits.items():
-            metric, percentile = name.split("-")
-            slo.setdefault(metric, {})[percentile] = space_unit(value)
-        traffic_values = {
-            "input": self.input,
-            "output": self.output,
-            "task": self.task,
-            "duration": self.duration,
-            "agents": self.agents,
-        }
-        described = {key: value for key, value in traffic_values.items() if value is not None}
-        if has_trace and described:
-            raise InputError(
-                f"--{next(iter(described))}: describes traffic that --trace holds; drop one of the two"
-            )
-        is_rate_sought = self.objective == "throughput"
-        if not has_trace and self.rate is None and self.agents is None and not is_rate_sought:
-            raise InputError(
-                "--rate: is missing; say how many requests/s, or --agents (how many work at once), or give "
-                "--trace FILE"
-            )
-        if not has_trace and self.task is None and self.agents is None:
-            for name, tokens in (("input", self.input), ("output", self.output)):
-                if tokens is None:
-                    raise InputError(
-                        f"--{name}: is missing; give the mean tokens of prompts and answers, such as --input "
-                        "1500 --output 300, or what requests are like, such as --task chat (plan catalog "
-                        "tasks), or --trace FILE"
-                    )
-        traffic = {} if self.rate is None else {"rate": parse_plain(self.rate)}
-        traffic |= {
-            key: (space_unit if key == "duration" else parse_plain)(value) for key, value in described.items()
-        }
-        document: dict[str, Any] = {"llm": self.llm, "slo": slo, "traffic": traffic}
-        if self.objective is not None:
-            document["objective"] = self.objective
-        if gpus := [] if self.gpus is None else parse_stock(self.gpus):
-            document["fleet"] = {"gpus": gpus}
-        if self.safety is not None:
-            document["safety"] = parse_safety(self.safety)
-        return document
+    if "llm" not in options:
+        raise InputError("--llm: is missing; name an LLM (plan catalog llms), or give --slo FILE")
+    limits = {name: value for name, value in options.items() if name not in PARTS}
+    if not limits:
+        raise InputError(
+            "--ttft-p95: no limit of any kind is given; say which, such as --ttft-p95 800ms --tpot-p95 50ms"
+        )
+    slo: dict[str, dict[str, str]] = {}
+    for name, value in limits.items():
+        metric, percentile = name.split("-")
+        slo.setdefault(metric, {})[percentile] = space_unit(value)
+    described = [name for name in DESCRIBING if name in options]
+    if has_trace and described:
+        raise InputError(f"--{described[0]}: describes traffic that --trace holds; drop one of the two")
+    has_rate = not options.keys().isdisjoint(("rate", "agents")) or options.get("objective") == "throughput"
+    if not has_trace and not has_rate:
+        raise InputError(
+            "--rate: is missing; say how many requests/s, or --agents (how many work at once), or give "
+            "--trace FILE"
+        )
+    if not has_trace and options.keys().isdisjoint(("task", "agents")):
+        for name in ("input", "output"):
+            if name not in options:
+                raise InputError(
+                    f"--{name}: is missing; give the mean tokens of prompts and answers, such as --input "
+                    "1500 --output 300, or what requests are like, such as --task chat (plan catalog "
+                    "tasks), or --trace FILE"
+                )
+    traffic = {
+        name: (space_unit if name == "duration" else parse_plain)(options[name])
+        for name in ("rate", *DESCRIBING)
+        if name in options
+    }
+    document: dict[str, Any] = {"llm": options["llm"], "slo": slo, "traffic": traffic}
+    if "objective" in options:
+        document["objective"] = options["objective"]
+    if gpus := parse_stock(options["gpus"]) if "gpus" in options else []:
+        document["fleet"] = {"gpus": gpus}
+    if "safety" in options:
+        document["safety"] = parse_safety(options["safety"])
+    return document
 
 
 @contextmanager

@@ -96,7 +96,6 @@ def check_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> N
 
 
 def _schema_reader(name: str) -> Callable[[], str]:
-    """A function that returns the schema of this name."""
 
     def read_schema() -> str:
         from planner.documents.catalog import read_catalog

@@ -278,9 +278,6 @@ def serve(
     from planner.runtime.validate import serve as serve_here
     from planner.runtime.validate import until_signalled
 
-    def say(text: str) -> None:
-        print_lines(text)
-
     file = plan_file(plan)
     fleet = read_fleet(file, catalog)
     print_warnings(fleet_file_warnings(file, fleet))
@@ -302,15 +299,19 @@ def serve(
         sockets = [stack.enter_context(socket) for socket in bound_sockets]
         if workers:
             urls = parse_workers(workers)
-            work = serve_remotes(fleet, urls, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
+            work = serve_remotes(
+                fleet, urls, settings, sockets, drain_s=drain, say=print_lines, warm_up=warm_prompts
+            )
         else:
             check_output_directory(logs)
             options: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
             engines = _engines_to_start(options, fleet, settings.longest_tokens, seed)
-            work = serve_here(engines, logs, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
+            work = serve_here(
+                engines, logs, settings, sockets, drain_s=drain, say=print_lines, warm_up=warm_prompts
+            )
         with suppress(asyncio.CancelledError):  # Signals such as Ctrl-C cancel the work.
             asyncio.run(until_signalled(work))
-    say("stopped")
+    print_lines("stopped")
 
 
 def _warm_prompts(warm_up: Path | None, fleet: Fleet, file: Path) -> tuple[WarmPrompt, ...]:

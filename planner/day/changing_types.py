@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.day.day_study import (
     OPTIMUM,
@@ -39,10 +38,8 @@ from planner.errors import PlannerError
 from planner.fleet import Pool, Role, WorkerType
 from planner.search.oracle.work_clock import now_s
 from planner.search.problem.plan_problem import Progress, report_nothing
-from planner.simulator.elastic import ElasticPool
+from planner.simulator.elastic import ElasticPool, Floats, Ints
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 PoolKey = tuple[Role, WorkerType]
 MOST_POOLS = 5  # Set by hand: the search takes longer with each pool.
 # Each step of the search ends once this share of the work is used up: the cuts of windows, the sizes on the

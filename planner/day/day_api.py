@@ -295,11 +295,7 @@ def _types_search(
     shapes = {frozenset((pool.role, pool.type) for pool in fleet.pools) for fleet in fleets.values()}
     if day_section.types != CHANGE_TYPES and len(shapes) == 1:
         return None
-
-    def types_of(answers: Mapping[str, DayAnswer], left_s: float) -> ChangingTypes:
-        return changing_types(answers, most_work_s=left_s, progress=progress)
-
-    return types_of
+    return lambda answers, left_s: changing_types(answers, most_work_s=left_s, progress=progress)
 
 
 def _static_fleet_question(task: PlanQuestion) -> PlanQuestion:

@@ -30,11 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.day.day_study import ControllerDay, DayAnswer, terms_of, workers_over_time
-from planner.simulator.elastic import ElasticRun
+from planner.simulator.elastic import ElasticRun, Floats
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.units import HOUR_S
 
-Floats = npt.NDArray[np.float64]
 # Mean numbers of workers in a window that differ by less count as equal; set by hand.
 SAME_WORKERS = 0.01
 RECENT_S = 3600.0  # The last hour of the docstring above.

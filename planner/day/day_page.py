@@ -3,10 +3,7 @@
 The files are day.html with its charts, day.csv, windows.csv, events.csv and day.json.
 """
 
-import csv
-import io
 import json
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from html import escape
 from typing import Any
@@ -19,6 +16,7 @@ from planner.day.day_study import CRON, STATIC, ControllerDay, DayAnswer, Optimu
 from planner.day.search.capacity import slo_text
 from planner.day.search.causal_bound import BLOCKS_S
 from planner.domain import row_of
+from planner.files.checked_files import csv_text
 from planner.reports import charts
 from planner.reports.drawing import CaptionedChart
 from planner.reports.fact_sentences import SAME_USD
@@ -395,7 +393,7 @@ def to_csv(answer: DayAnswer) -> str:
     """A row per controller and one for the optimum: the figures of day.json, without nested ones."""
     controllers = [_controller_json(answer, row) for row in _rows_and_optimum(answer)]
     flat = [{k: v for k, v in each.items() if not isinstance(v, dict)} for each in controllers]
-    return _csv_text(list(flat[0]), (list(each.values()) for each in flat))
+    return csv_text(list(flat[0]), (list(each.values()) for each in flat))
 
 
 def windows_csv(answer: DayAnswer) -> str:
@@ -413,14 +411,14 @@ def windows_csv(answer: DayAnswer) -> str:
             sizes = [f"{value:.3f}" for value in (*paid[:, v], *ready[:, v])]
             begin = (row.name, f"{each.start_s:.12g}", f"{each.end_s:.12g}", f"{rate[v]:.4f}")
             lines.append([*begin, *sizes, int(each.holds), each.short_limit, f"{each.kept_frac:.6f}"])
-    return _csv_text(head, lines)
+    return csv_text(head, lines)
 
 
 def events_csv(answer: DayAnswer) -> str:
     """A row per controller and change of a pool's size."""
     pools = answer.question.fleet.pools
     head = ["controller", "time_s", "pool", "before", "after", "late_while_starting", "rerouted"]
-    return _csv_text(
+    return csv_text(
         head,
         (
             [
@@ -441,15 +439,6 @@ def events_csv(answer: DayAnswer) -> str:
 def _rows_and_optimum(answer: DayAnswer) -> list[ControllerDay]:
     """The day of every controller, and that of the optimum, if there is one, at the end."""
     return [*answer.rows, *([] if answer.optimum is None else [answer.optimum.day])]
-
-
-def _csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A CSV file of a head and lines, as text."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(lines)
-    return text.getvalue()
 
 
 def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:

@@ -24,7 +24,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.day.controllers.knowledge import CapacityTable, History, Knowledge
 from planner.day.controllers.oscillation import Oscillation, find_oscillations
@@ -46,7 +45,7 @@ from planner.search.oracle.work_clock import EFFORT_S, WORK_S, is_over, is_time_
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, simulate_together
 from planner.simulator.layout import FINISHED
-from planner.simulator.simulation import Simulation
+from planner.simulator.simulation import Floats, Ints, Simulation
 from planner.simulator.slo_verdict import WindowResult, attained_in_windows, in_windows, keeps_all
 from planner.solvers.master import FleetLimits
 from planner.solvers.pool_sizes import DayTerms, billed_usd
@@ -55,8 +54,6 @@ from planner.traffic.described import Description
 from planner.traffic.trace import Trace, window_numbers
 from planner.units import DAY_S, HOUR_S, show_s, show_share
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
 # Names for conditions that are no single limit: the attainment of an SLO, and that requests are served at
 # all.

@@ -181,7 +181,6 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
 
 
 def _html_page(answer: JointAnswer) -> str:
-    """The page day.html: all LLMs together, then the charts and settings of each."""
     best, static = answer.winner, answer.static
     cells = [
         (best.name, usd_text(best.usd), f"{_missed_text(best)} missed"),

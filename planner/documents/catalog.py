@@ -615,13 +615,11 @@ _shipped_fits = cache(read_fits)
 
 @cache
 def _shipped_fit_files() -> tuple[Path, ...]:
-    """The files with fits in the catalog that is shipped."""
     return _fit_files(repository_dir("catalogs"))
 
 
 @cache
 def _shipped_paths() -> frozenset[Path]:
-    """The files of `_shipped_fit_files` as a set."""
     return frozenset(_shipped_fit_files())
 
 

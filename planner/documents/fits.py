@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from planner.documents.spreads import SPREAD_KEYS, parse_spread, spread_document
 from planner.errors import InputError
 from planner.files.checked_files import open_input, read_yaml
-from planner.files.document_values import PLAIN, Section, Wording, check_rows, refused_value
+from planner.files.document_values import PLAIN, Section, Wording, check_rows, errors_as, refused_value
 from planner.models.all2all import All2All
 from planner.models.correction import CorrectedFormula
 from planner.models.foreign_forms import DistServeSteps, SplitwiseLookup, StepForm
@@ -174,7 +174,7 @@ def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
     a_s, b_s, d_s, e_s, h_s = (row.number(key) for key in NUMBERS)
     mape_frac, max_context_tokens, uncertainty_frac = (row.number(key, None) for key in OPTIONAL)
     stated_basis = row.plain_text("basis") if basis is None else row.plain_text("basis", basis)
-    try:
+    with errors_as(InputError, row.where):
         kind = cast(Kind, row.one_of("kind", get_args(Kind), _kind_of(stated_basis)))
         return StepLatency(
             knots_tokens=knots_tokens,
@@ -193,8 +193,6 @@ def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
             m_s=row.number(MIXED, 0.0),
             joint_s=row.numbers(JOINT) if JOINT in row else (),
         )
-    except InputError as error:
-        raise InputError(f"{row.where}: {error}") from None
 
 
 def _kind_of(basis: str) -> Kind:

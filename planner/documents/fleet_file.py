@@ -56,6 +56,7 @@ from planner.files.document_values import (
     Wording,
     check_mapping,
     check_rows,
+    errors_as,
     list_first,
     refuse_unknown,
     refused_value,
@@ -263,10 +264,8 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
     workers = sum(pool.count for pool in pools)
     if workers > MAX_WORKERS:
         raise InputError(f"{file.path_of('workers')}: {workers} in all, must be at most {MAX_WORKERS}")
-    try:
+    with errors_as(InputError, file.path_of("workers")):
         fleet = Fleet(llm, tuple(pools), policies, common.network)
-    except InputError as error:
-        raise InputError(f"{file.path_of('workers')}: {error}") from None
     return replace(fleet, disturbances=_parse_events(file, pools), pinned=_parse_pinned(file, fleet))
 
 
@@ -411,10 +410,8 @@ def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:
     name = document.get("llm")
     if not isinstance(name, str) or not name:
         raise InputError(f"{path}: llm: expected a name of catalogs/llms.yaml or a path, found {name!r}")
-    try:
+    with errors_as(InputError, f"{path}: llm"):
         return catalog.served_llm(catalog.name_in_folder(name, path.parent))
-    except InputError as error:
-        raise InputError(f"{path}: llm: {error}") from None
 
 
 def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
@@ -430,10 +427,8 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
     role = cast(Role, row.one_of("role", get_args(Role), "mixed"))
     if not isinstance(row.get("gpu"), str):
         raise refused_value(row.path_of("gpu"), "expected a name of catalogs/gpus.yaml", row.get("gpu"))
-    try:
+    with errors_as(InputError, row.path_of("gpu")):
         gpu = common.paid.paid_gpu(common.catalog.gpu(row.get("gpu")))
-    except InputError as error:
-        raise InputError(f"{row.path_of('gpu')}: {error}") from None
     tp = _parse_tp(row, llm, gpu)
     tokens = row.whole_number("max_num_batched_tokens", default_tokens, most=MOST_STEP_TOKENS)
     # By default as many sequences as a step has tokens for, each with all its drafted tokens.
@@ -455,19 +450,17 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
     exchange = Exchange(
         all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), common.network.bandwidth_bytes_per_s
     )
-    try:
+    with errors_as(InputError, row.path_of("latency")):
         latency, form = _step_times(row.get("latency"), gpu, (tp, ep, dp, exchange.all2all), exchange, common)
         if "latency" not in row:  # A fit that the row names is taken to be of this version and these stages.
             captured = captured_tokens(max_num_seqs, tokens_per_seq)
             latency = add_pipeline(correct_for_version(latency, llm, gpu, engine, captured), llm, gpu, tp, pp)
         if "latency" not in row or not (latency.has_host or form):  # Measured steps have the host's time.
             latency = replace(latency, h_s=latency.h_s + common.host_overhead_s)
-    except InputError as error:
-        raise InputError(f"{row.path_of('latency')}: {error}") from None
     count = row.whole_number("count", 1, most=LARGEST_SETTING)
     if form is not None:
         _check_shortest_step(row, form, tokens, max_num_seqs, kv_tokens)
-    try:
+    with errors_as(InputError, row.where):
         worker_type = WorkerType(
             gpu,
             tp,
@@ -484,8 +477,6 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
             engine=engine_with_drafts(engine, speculation),
         ).with_llm(llm)
         return Pool(name, role, worker_type, count)
-    except InputError as error:
-        raise InputError(f"{row.where}: {error}") from None
 
 
 def _check_shortest_step(row: Section, form: fits.Form, tokens: int, decodes: int, kv_tokens: int) -> None:
@@ -543,10 +534,8 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
             "many workers"
         )
     if dp > 1:
-        try:
+        with errors_as(InputError, row.path_of("dp")):
             nodes_of_ranks(llm, gpu, tp, dp)
-        except InputError as error:
-            raise InputError(f"{row.path_of('dp')}: {error}") from None
     return dp
 
 

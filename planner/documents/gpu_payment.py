@@ -76,7 +76,6 @@ def uncapped_name(gpu: Gpu) -> str:
 
 
 def _first_of(values: Mapping[str, Value], names: Iterable[str], default: Value) -> Value:
-    """The value of the first of these names that has one."""
     return next((values[name] for name in names if name in values), default)
 
 

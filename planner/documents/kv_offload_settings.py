@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from planner.errors import InputError
-from planner.files.document_values import Section, with_place
+from planner.files.document_values import Section, errors_as
 from planner.models.kv_layout import kv_layout
 from planner.models.kv_offload import KvOffload
 from planner.models.llm import Llm
@@ -36,7 +36,7 @@ def parse_kv_offload(policies: Section) -> KvOffload | None:
         raise InputError(f"{section.where}: keeps what leaves prefix caches; add prefix_cache: true")
     has_disk = "disk" in section
     disk = section.subsection("disk", ("size", "bandwidth"))
-    try:
+    with errors_as(InputError, policies.where):
         return KvOffload(
             # With a disk there may be no memory.
             size_bytes=section.at_least("size", "bytes") if has_disk else section.positive("size", "bytes"),
@@ -45,8 +45,6 @@ def parse_kv_offload(policies: Section) -> KvOffload | None:
             disk_bytes=disk.positive("size", "bytes") if has_disk else 0.0,
             disk_bandwidth_bytes_per_s=disk.positive("bandwidth", "bytes_per_s") if has_disk else math.inf,
         )
-    except InputError as error:
-        raise InputError(with_place(error, policies.where)) from None
 
 
 def kv_offload_document(offload: KvOffload) -> dict[str, Any]:

@@ -129,7 +129,6 @@ def _group_row(group: LayerGroup) -> dict[str, Any]:
 
 
 def _changed_fields(block: Attention | FeedForward) -> dict[str, Any]:
-    """The fields that differ from their defaults."""
     values = {field.name: (getattr(block, field.name), field.default) for field in fields(block)}
     return {name: value for name, (value, default) in values.items() if value != default}
 

@@ -14,7 +14,7 @@ memory (planner/models/lora.py). `longer` is the share by which a plan with `rob
 from typing import Any
 
 from planner.errors import InputError
-from planner.files.document_values import Section, check_whole_number, refused_value
+from planner.files.document_values import Section, check_whole_number, errors_as, refused_value
 from planner.models.lora import DISK_BYTES_PER_S, LINK_BYTES_PER_S, MODULES, Lora
 from planner.units import show_exactly
 
@@ -44,10 +44,8 @@ def parse_lora(value: object, where: str) -> Lora | None:
         # A bare number is a share too, even above 1.
         "longer_frac": section.share("longer", 0.0, most=MOST_LONGER_FRAC, bare=MOST_LONGER_FRAC),
     }
-    try:
+    with errors_as(InputError, where):
         return Lora(**settings)
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
 
 
 def lora_document(lora: Lora) -> dict[str, Any]:

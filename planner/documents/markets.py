@@ -30,6 +30,7 @@ from planner.documents.slo import parse_slo
 from planner.errors import InputError
 from planner.files import document_values
 from planner.files.checked_files import read_yaml
+from planner.files.document_values import errors_as
 from planner.files.text_tables import read_csv, read_number_column
 from planner.solvers.reserved_schedule import Demand, GpuOffer, LlmWorkerType, Market
 from planner.traffic.trace import Trace
@@ -64,10 +65,8 @@ def read_market(path: Path) -> Market:
             "one LLM, or a schedule.yaml: gpus with prices and stock, and under capacity the rate of every "
             "kind of worker, as `plan goodput` measures it"
         )
-    try:
+    with errors_as(InputError, path):
         return parse_market(document, file.parent)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
 
 
 def read_demand(path: Path, *, window_s: float) -> Demand:

@@ -28,7 +28,7 @@ from planner.documents.log_columns import log_options_of
 from planner.documents.task import BELONGS, PlanQuestion, parse_task, with_config
 from planner.errors import InputError, TraceError
 from planner.files.checked_files import read_yaml
-from planner.files.document_values import check_text, list_first, refuse_unknown
+from planner.files.document_values import check_text, errors_as, list_first, refuse_unknown
 from planner.traffic.described import draw_requests
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
@@ -118,10 +118,8 @@ def question_of(
         if described is not None and entry.name in traces:
             raise InputError(f"{path}: llms: {entry.name}: traffic: describes its requests; drop its trace")
         given = traces.get(entry.name, entry.trace)
-        try:
+        with errors_as(InputError, f"{path}: llms: {entry.name}: traffic"):
             sources[entry.name] = given if described is None else draw_requests(described, seed=seed)
-        except InputError as error:
-            raise InputError(f"{path}: llms: {entry.name}: traffic: {error}") from None
     return _with_traces(entry_list, sources, path, common, catalog, drop_invalid=drop_invalid)
 
 
@@ -308,7 +306,6 @@ def _note_unplanned(
     common: Path | Trace | None,
     taken: Mapping[tuple[Path | Trace, str | None], str],
 ) -> tuple[str, ...]:
-    """A note on the rows of --trace that no entry takes."""
     if common is None or (common, None) in taken:
         return ()
     trace = trace_by_source[common]

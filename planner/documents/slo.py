@@ -190,7 +190,6 @@ def parse_selector(name: str, document: Any, where: str) -> Selector:
 
 
 def _parse_names(match: Section, key: str) -> tuple[str, ...]:
-    """One name, or a list of them."""
     if key not in match:
         return ()
     value = match.get(key)

@@ -20,6 +20,7 @@ from planner.files.document_values import (
     Section,
     check_one_of,
     check_whole_number,
+    errors_as,
     is_number,
     nearest_names,
     read_share,
@@ -63,13 +64,11 @@ def parse_speculative(
     draft_frac = _parse_draft_frac(section, method, llm, model, catalog)
     draft_s = section.at_least("draft_step", "s", 0.0)
     basis = section.text("basis", basis)
-    try:
+    with errors_as(InputError, section.where):
         return tuple(
             Speculation(method, acceptance_of(tokens), draft_frac, draft_s, model, basis) if tokens else None
             for tokens in counts
         )
-    except InputError as error:
-        raise InputError(f"{section.where}: {error}") from None
 
 
 def only_choice(choices: tuple[Speculation | None, ...], where: str) -> Speculation | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 from planner.errors import InputError
-from planner.files.document_values import Section, check_one_of, refused_value
+from planner.files.document_values import Section, check_one_of, errors_as, refused_value
 from planner.models.latency import Kind, StepLatency
 from planner.models.llm import WEIGHTS, Llm
 from planner.models.spread import Factor, StepTimeSpread
@@ -137,7 +137,5 @@ def spread_document(spread: StepTimeSpread) -> dict[str, Any]:
 def _parse_factor(section: Section, key: str) -> Factor:
     section.get_required(key)
     section_of_key = section.subsection(key, FACTOR_KEYS)
-    try:
+    with errors_as(InputError, section_of_key.where):
         return Factor(section_of_key.number("median"), section_of_key.number("log_sd"))
-    except InputError as error:
-        raise InputError(f"{section_of_key.where}: {error}") from None

@@ -138,13 +138,6 @@ class StartupFacts:
         return next(iter(self.engines.values())), True
 
 
-def start_s(llm: Llm, worker: WorkerType, storage: str) -> float:
-    """Seconds until a worker is ready, by the shipped facts, on a node that has the image but not the
-    compiled kernels; the weights come from the row `storage`.
-    """
-    return read_startup().start_time(llm, worker, storage).start_s
-
-
 def read_startup(directory: Path | None = None) -> StartupFacts:
     """The facts of the shipped startup.yaml, or of the one in `directory` if there is one there. Raises
     CatalogError for a bad row, and for a file without an engine or without the row WARM.
@@ -181,14 +174,12 @@ def _parse_rows(
 
 
 def _parse_storage(name: str, row: Section) -> Storage:
-    """A row of `storage`."""
     return Storage(
         name, row.positive("bandwidth", "bytes_per_s"), row.flag("measured", True), _parse_source(row)
     )
 
 
 def _parse_image(name: str, row: Section) -> Image:
-    """A row of `image`."""
     size_bytes, bandwidth = row.positive("size", "bytes"), row.positive("bandwidth", "bytes_per_s")
     return Image(name, size_bytes, bandwidth, row.flag("measured", True), _parse_source(row))
 

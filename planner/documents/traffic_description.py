@@ -45,11 +45,11 @@ from planner.files.document_values import (
     check_number,
     check_rows,
     did_you_mean,
+    errors_as,
     is_number,
     read_positive,
     read_share,
     refused_value,
-    with_place,
 )
 from planner.traffic.described import (
     USUAL_MOST_S,
@@ -218,10 +218,8 @@ def parse_description(
         tenants=tenants,
         basis=tuple(basis),
     )
-    try:
+    with errors_as(InputError, traffic.where):
         check_description(description)
-    except InputError as error:
-        raise InputError(with_place(error, traffic.where)) from None
     return description
 
 
@@ -472,10 +470,8 @@ def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
     if len(fracs) == 1 and not mean:
         raise InputError(f"{where}: one percentile alone says too little; add mean, or another percentile")
     lengths = Percentiles(fracs, tokens, mean, most)
-    try:
+    with errors_as(InputError, where):
         lengths.check()
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
     return lengths
 
 

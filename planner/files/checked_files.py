@@ -392,6 +392,13 @@ def to_yaml(document: Mapping[str, Any]) -> str:
         return str(yaml.dump(dict(document), Dumper=_Dumper, **options))
 
 
+def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A CSV file with these column names and rows, as text."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows((head, *rows))
+    return text.getvalue()
+
+
 def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: Collection[str] = ()) -> None:
     """Write all `files` (relative path -> content) into `directory`, or none of them.
 

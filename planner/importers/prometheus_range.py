@@ -137,7 +137,6 @@ def _series_of_json(text: str, where: object, is_wanted: NamePredicate) -> list[
 
 
 def _series_of_answer(document: Any, where: object, is_wanted: NamePredicate) -> Iterable[PrometheusSeries]:
-    """The series of one answer of the API."""
     if not isinstance(document, dict):
         raise InputError(
             f"{where}: expected an answer of /api/v1/query_range, an object, found {show_value(document)}"

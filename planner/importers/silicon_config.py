@@ -494,7 +494,6 @@ def _is_of_experts(operation: Operation) -> bool:
 
 
 def _in_layers(operation: Operation, share: float) -> Operation:
-    """The operation in this share of its layers."""
     kind = _kind_of(operation)
     return {kind: operation[kind] | {"scale_factor": operation[kind]["scale_factor"] * share}}
 
@@ -532,7 +531,6 @@ def _name_uniquely(n: int, operation: Operation) -> Operation:
 
 
 def _is_latent(llm: Llm) -> bool:
-    """Whether any layer of the LLM has latent attention."""
     return any(isinstance(group.attention, LatentAttention) for group in llm.layer_groups)
 
 

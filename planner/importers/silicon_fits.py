@@ -222,7 +222,6 @@ def _fitted_row(
 
 
 def _step_tokens(step: StepShape) -> int:
-    """The tokens that a step computes."""
     return step.prompts * step.new + step.decodes
 
 

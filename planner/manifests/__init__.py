@@ -255,7 +255,6 @@ def _describe_routers(rows: Sequence[RouterRow]) -> list[str]:
 
 
 def _table_cell(text: str) -> str:
-    """A text as a cell of a table of Markdown."""
     return engine_command.one_line(text).replace("|", "\\|")
 
 

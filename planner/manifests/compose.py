@@ -107,7 +107,6 @@ def _address(node: int) -> str:
 
 
 def _services(fleet: Fleet, node: DeployedNode, max_model_len: int, *, shared_network: bool) -> Document:
-    """The services of the workers of a node, by name."""
     return {
         worker.name: _service(fleet, worker, slot, max_model_len, shared_network=shared_network)
         for slot, worker in enumerate(node.workers)

@@ -443,7 +443,6 @@ def router(fleet: Fleet) -> list[Document]:
 
 
 def _discovery(app: str) -> list[Document]:
-    """The account with which routers watch pods."""
     name = f"{app}-router"
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
     return account_with_role({"name": name, "labels": {APP: app, PART: name}}, [pods])

@@ -21,6 +21,7 @@ from planner.papers import distserve_search, splitwise_search, vidur_search
 from planner.papers.goodput import Steady, bisect_highest, find_goodput, poisson_traffic
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS, objective_of_worker
+from planner.simulator.simulation import Floats
 from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
 
@@ -307,7 +308,7 @@ class _SlowdownJudge:
         self.limits = task.slowdowns.limits
 
         @cache  # On a function of this object: a cache of a method would outlive the object.
-        def judged_traffic(rate_rps: float) -> list[tuple[Trace, Mapping[Metric, splitwise_search.Floats]]]:
+        def judged_traffic(rate_rps: float) -> list[tuple[Trace, Mapping[Metric, Floats]]]:
             return [
                 (trace, splitwise_search.alone_on(reference, trace))
                 for trace in _judged_traffic(question, rate_rps)

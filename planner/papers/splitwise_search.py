@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.documents.slo import Slowdown
 from planner.domain import ROUNDING, Metric
@@ -32,10 +31,9 @@ from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.llm import Llm
 from planner.simulator.layout import FINISHED
 from planner.simulator.replay import simulate
-from planner.simulator.simulation import Simulation
+from planner.simulator.simulation import Floats, Simulation
 from planner.traffic.trace import Trace
 
-Floats = npt.NDArray[np.float64]
 TimesAlone = Callable[[Trace], Mapping[Metric, Floats]]
 """Seconds of each request of a trace, alone on the reference machine, by metric: ttft, tbt, e2e."""
 

@@ -568,7 +568,6 @@ class _RayCrew:
 
 @contextmanager
 def _open_ray(executor: Executor) -> Iterator[_RayCrew]:
-    """Open a crew on a running Ray cluster."""
     try:
         import ray
     except ModuleNotFoundError:
@@ -682,7 +681,6 @@ class _DaskCrew:
 
 @contextmanager
 def _open_dask(executor: Executor) -> Iterator[_DaskCrew]:
-    """Open a crew on a running Dask cluster."""
     try:
         from distributed import Client
     except ModuleNotFoundError:
@@ -732,7 +730,6 @@ def _cannot_import(executor: Executor) -> InputError:
 
 
 def _lost_workers(executor: Executor, error: BaseException) -> PlannerError:
-    """The error for workers of a cluster that died."""
     return PlannerError(
         f"--executor {executor.name}: workers of {executor.address} died and it gave up "
         f"({_one_line(error)}); look for want of memory in the cluster's logs"

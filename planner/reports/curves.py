@@ -12,12 +12,11 @@ import numpy.typing as npt
 from planner.domain import Limit, Metric, allowed_above, nearest_rank, selectors_of
 from planner.simulator.gap_counts import GapCounts
 from planner.simulator.layout import NONE, REJECTED, run_seconds
-from planner.simulator.simulation import Simulation
+from planner.simulator.simulation import Floats, Simulation
 from planner.simulator.slo_verdict import gaps_s, request_values_s, values_where
 from planner.slo_metrics import METRICS, SloMetric
 from planner.units import percentile_name
 
-Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 POINTS = 240  # Points of a distribution: a chart is some hundred pixels wide, so more would not be seen.

@@ -573,7 +573,6 @@ def _fleet_summary(fleet: Fleet) -> Document:
 
 
 def _slo_lines(verdict: Verdict) -> list[Document]:
-    """The lines of the SLO with their simulated values."""
     return [
         {
             "limit": line.limit.name,

@@ -78,7 +78,6 @@ def _appendix_section(plan: Plan) -> str:
 
 
 def _answers_section(plan: Plan) -> str:
-    """The table of the answers (on paper, in production, with a loss), with a note on the scenarios."""
     answer_table = table_html(
         *answer_sentences.answer_rows(plan), caption="On paper, in production, with a loss", numeric=(2,)
     )
@@ -88,7 +87,6 @@ def _answers_section(plan: Plan) -> str:
 
 
 def _fleet_section(plan: Plan) -> str:
-    """The pools, the policies, and the nodes on which the workers are placed."""
     pools = table_html(*rows.fleet_rows(plan.fleet), caption="Pools of the fleet", numeric=(2, *range(4, 10)))
     text = f"{pools}<p class=note>{escape(words.policies_line(plan.fleet))}</p>"
     placement = plan.placement
@@ -190,7 +188,6 @@ def _folded_block(summary: str, body: str) -> str:
 
 
 def _sources_section(plan: Plan) -> str:
-    """The source of each figure, notes on the trace, and what is assumed."""
     trace = plan.trace
     notes = [
         *(f"{note}." if note[-1:] not in ".!?" else note for note in trace.notes),

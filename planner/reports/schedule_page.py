@@ -4,8 +4,6 @@ page.
 Workers on reserved or on-demand GPUs are called firm; those on spot GPUs may be interrupted.
 """
 
-import csv
-import io
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.files.checked_files import csv_text
 from planner.reports import charts
 from planner.reports.drawing import CaptionedChart
 from planner.reports.page import charts_html, figures_html, list_html, page_html, section_html, table_html
@@ -138,16 +137,13 @@ def types_in_use(answer: ScheduleAnswer) -> list[int]:
 
 def to_csv(answer: ScheduleAnswer) -> str:
     """The file schedule.csv: a row for each window and worker type in use in it, with repairs."""
-    text = io.StringIO()
     to_run = answer.to_run
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("window", "llm", "worker", "firm", "spot"))
-    for t in range(to_run.workers.shape[1]):
-        for c, worker_type in enumerate(answer.market.worker_types):
-            firm, spot = to_run.workers[c, t], to_run.spot_workers[c, t]
-            if firm or spot:
-                rows.writerow((t, worker_type.llm, worker_type.name, firm, spot))
-    return text.getvalue()
+    rows = [
+        (t, worker_type.llm, worker_type.name, to_run.workers[c, t], to_run.spot_workers[c, t])
+        for t in range(to_run.workers.shape[1])
+        for c, worker_type in enumerate(answer.market.worker_types)
+    ]
+    return csv_text(("window", "llm", "worker", "firm", "spot"), (row for row in rows if any(row[3:])))
 
 
 def schedule_figures(answer: ScheduleAnswer) -> list[CaptionedChart]:
@@ -346,7 +342,6 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
 
 
 def _html(answer: ScheduleAnswer) -> str:
-    """The page of a schedule."""
     schedule, windows = answer.schedule, answer.demand.rate_rps.shape[1]
     hours = windows * answer.demand.window_s / HOUR_S
     cells = [

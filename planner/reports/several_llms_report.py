@@ -98,7 +98,6 @@ def plan_document(plan: SharedPlan) -> Document:
 
 
 def _kept_in(plan: Plan) -> Document | None:
-    """`Plan.kept_in` as plain values."""
     return None if plan.kept_in is None else plain_values(plan.kept_in)
 
 
@@ -120,7 +119,6 @@ def _limits_document(plan: SharedPlan) -> Document:
 
 
 def _totals(plan: SharedPlan) -> Document:
-    """The cost, power and GPUs of all fleets."""
     fleets = plan.fleets
     return {
         "cost_usd_per_h": plan.bill.usd_per_h,

@@ -8,13 +8,13 @@ into the sentences and the rows of errors that report.html and the screen show.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.fleet import Fleet
+from planner.reports.output import plain_value
 from planner.reports.words import describe_fleet
 from planner.runtime.analysis import Validation
 from planner.runtime.live_replay import lateness_s
@@ -115,7 +115,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "notes": reader_notes(validation),
         "run": validation.setup.identity(),
     }
-    as_json: dict[str, Any] = _json_value(document)
+    as_json: dict[str, Any] = plain_value(document)
     return as_json
 
 
@@ -380,17 +380,6 @@ def _scatter_summary(predicted: Floats, measured: Floats) -> dict[str, float | N
 
 def _quantile_or_none(values: Floats, frac: float) -> float | None:
     return float(np.quantile(values, frac)) if len(values) else None
-
-
-def _json_value(value: Any) -> Any:
-    """The value in types that JSON has: numpy's scalars become Python's, NaN and infinity None."""
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(item) for item in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def error_rows(validation: Validation) -> list[dict[str, str]]:

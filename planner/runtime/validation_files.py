@@ -10,7 +10,6 @@ from html import escape
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.calibrate.fitting import fit_yaml
 from planner.documents.fleet_file import fleet_document
@@ -19,9 +18,9 @@ from planner.files.checked_files import to_yaml
 from planner.reports import charts
 from planner.reports.curves import POINTS as CURVE_POINTS
 from planner.reports.drawing import BLUE, GUIDE, VERMILLION, CaptionedChart
-from planner.reports.encoding import data_of_rows
+from planner.reports.encoding import Floats, data_of_rows, line_points
 from planner.reports.output import requests_csv
-from planner.reports.page import charts_html, figures_html, page_html, section_html, table_html
+from planner.reports.page import charts_html, figures_html, list_html, page_html, section_html, table_html
 from planner.runtime.analysis import Validation
 from planner.runtime.measured_against_simulated import ComparedRun, MeasuredComparison
 from planner.runtime.step_fits import with_corrections
@@ -36,7 +35,6 @@ from planner.runtime.validation_document import (
 from planner.slo_metrics import METRICS, verdict_word
 from planner.units import show_error, show_s, show_share
 
-Floats = npt.NDArray[np.float64]
 POINTS = 1500  # A scatter chart has at most this many points, so that the page stays small.
 # If the client sent a request later than this after its time, the page says that it did not keep up.
 LATE_S = 0.05
@@ -201,16 +199,14 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
     import altair as alt
 
     names = list(curves)
-    lines = [
-        {"x": max(x, 1e-6), "y": y, "what": name}  # The axis is logarithmic, so 0 is drawn at 1 us.
-        for name, (values, share) in curves.items()
-        for x, y in zip(values.tolist(), share.tolist(), strict=True)
-    ]
+    lines = []
+    for name, (values, share) in curves.items():
+        lines += line_points(np.maximum(values, 1e-6), share, what=name)  # The axis is logarithmic.
     colours = alt.Scale(domain=names, range=[VERMILLION, BLUE])
     dashes = alt.Scale(domain=names, range=[[1, 0], [4, 2]])
     legend = alt.Legend(title=None, orient="top", symbolType="stroke")
     return (
-        alt.Chart(data_of_rows(_rounded_points(lines)))
+        alt.Chart(data_of_rows(lines))
         .mark_line(strokeWidth=1.8, interpolate="step-after")
         .encode(
             x=alt.X(
@@ -265,10 +261,9 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
     positive = (measured[picked] > 0) & (predicted[picked] > 0)
     x, y = measured[picked][positive], predicted[picked][positive]
     low, high = float(min(x.min(), y.min())) / 1.1, float(max(x.max(), y.max())) * 1.1
-    points = _rounded_points([{"x": a, "y": b} for a, b in zip(x.tolist(), y.tolist(), strict=True)])
     scale = alt.Scale(type="log", domain=[low, high], nice=False)
     dots = (
-        alt.Chart(data_of_rows(points))
+        alt.Chart(data_of_rows(line_points(x, y)))
         .mark_circle(color=BLUE, size=14, opacity=0.5)
         .encode(
             x=alt.X("x:Q", scale=scale, axis=alt.Axis(title=f"{title}, measured [s]", format="~g")),
@@ -281,14 +276,6 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
         .encode(x=alt.X("x:Q"), y=alt.Y("y:Q"))
     )
     return alt.layer(dots, diagonal).properties(width=charts.HEIGHT * 1.3, height=charts.HEIGHT * 1.3)
-
-
-def _rounded_points(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The points of a chart with five digits, more than it can show, for a smaller page."""
-    return [
-        {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in line.items()}
-        for line in lines
-    ]
 
 
 def _slo_html(validation: Validation) -> str:
@@ -402,8 +389,7 @@ def _engines_html(values: Mapping[str, Any], planned_kv_tokens: Mapping[str, int
     html = _table_html(lines, "Engines", range(2, 10)) + note
     for title, items in (("Events", events), ("Requests that did not finish", reasons)):
         if items:
-            list_html = "".join(f"<li>{escape(item)}</li>" for item in items)
-            html += f"<h3>{title}</h3><ul>{list_html}</ul>"
+            html += f"<h3>{title}</h3>{list_html(items)}"
     return html
 
 

@@ -8,8 +8,6 @@ still busy after that time, so its bill is counted to the last token. Without an
 the last token, because only an SLO tells whether a backlog grows.
 """
 
-import csv
-import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from planner.documents.fleet_file import fleet_document
 from planner.documents.slo import slo_document
 from planner.domain import Limit, Metric, Slo
 from planner.errors import InputError
+from planner.files.checked_files import csv_text
 from planner.fleet import Fleet
 from planner.parallel.executors import SERIAL, Executor, run_items
 from planner.reports import charts, output
@@ -336,7 +335,6 @@ def _price_text(row: VariantRow) -> str:
 
 
 def _html(comparison: FleetComparison) -> str:
-    """The page of a comparison."""
     trace = comparison.requests
     rate = f", {show_digits(trace.rate_rps, 3)} requests/s" if trace.duration_s > 0 else ""
     traffic = f"{len(trace):,} requests of {trace.name} in {show_s(trace.duration_s)}{rate}"
@@ -384,8 +382,4 @@ def draw_latencies(comparison: FleetComparison) -> list[CaptionedChart]:
 def _csv(comparison: FleetComparison) -> str:
     """The table compare.csv, a line per variant."""
     rows = [row.cells() for row in comparison.rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(rows[0], (row.values() for row in rows))

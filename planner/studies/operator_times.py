@@ -28,9 +28,7 @@ from planner.fleet import Fleet, Pool
 from planner.reports.output import plain_value
 from planner.simulator.energy import is_engine_step, measured_runs
 from planner.simulator.layout import run_seconds
-from planner.simulator.simulation import Simulation
-
-Floats = npt.NDArray[np.float64]
+from planner.simulator.simulation import Floats, Simulation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """Writes the frontier of `plan pareto` as a page, a picture, a CSV and JSON."""
 
-import csv
-import io
 import json
 import math
 from html import escape
 from typing import Any
 
+from planner.files.checked_files import csv_text
 from planner.reports import charts
 from planner.reports.drawing import CaptionedChart, chart_png
 from planner.reports.page import chart_html, page_html, section_html, table_html
@@ -22,26 +21,22 @@ BEYOND_FIRST = 1.05
 
 def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
     """The four files of NAMES: file name -> content."""
-    document, csv_text = frontier_document(frontier), io.StringIO()
+    document = frontier_document(frontier)
     rows = [_csv_row(stair) for stair in document["steps"]]
     # A stair without one of the answers has fewer columns, so the header is the union over all rows.
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(csv_text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
     caption = f"{frontier.objective} over {frontier.axis}: a dot where each fleet stops holding"
     question_note = "" if frontier.question_limit is None else "; the circle is the limit of slo.yaml"
     figure = CaptionedChart("pareto", draw_frontier(frontier), f"{caption}{question_note}.")
     return {
         "pareto.html": _html(frontier, figure),
-        "pareto.csv": csv_text.getvalue(),
+        "pareto.csv": csv_text(columns, ([row.get(name, "") for name in columns] for row in rows)),
         "pareto.json": json.dumps(document, indent=2) + "\n",
         "pareto.png": chart_png(figure),
     }
 
 
 def _html(frontier: Frontier, figure: CaptionedChart) -> str:
-    """The page of a frontier, with its chart and table."""
     stairs = frontier_table(frontier)
     values = [stair.value for stair in frontier.stairs]
     title = f"What {frontier.axis} costs: {min(values):.6g} to {max(values):.6g} {frontier.objective_unit}"

@@ -31,7 +31,7 @@ from planner.importers.prometheus_range import SampledHistogram
 from planner.importers.vllm_metrics import LiveTraffic
 from planner.search.oracle.headroom import bisect_share
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
-from planner.simulator.simulation import Simulation
+from planner.simulator.simulation import Floats, Simulation
 from planner.simulator.slo_verdict import judge_slo
 from planner.solvers.drift import Alarm, find_alarms
 from planner.studies.replanning import Replan, ReplanTerms, replan
@@ -39,8 +39,6 @@ from planner.studies.what_if import Study
 from planner.traffic.scaling import rescale_trace, with_times_the_traffic
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace, judged_span_s
-
-Floats = npt.NDArray[np.float64]
 
 # Numbers without a reason beside them were chosen by hand.
 WINDOW_S = 60.0  # A window of the plan's traffic, as deployments are sampled once a minute.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.files.checked_files import csv_text
 from planner.fleet import Fleet
 from planner.reports import prefix_values
 from planner.search.prefixes import prefix_placing
@@ -123,6 +124,5 @@ def render_prefixes(study: PrefixStudy) -> dict[str, str | bytes]:
 
 def _curve_csv(summary: PrefixSummary) -> str:
     """The share of tokens found cached by size of the cache, as CSV; inf is an endless cache."""
-    lines = ["cache_tokens,token_hit_frac"]
-    lines += [f"{tokens},{frac:.6g}" for tokens, frac in summary.hit_frac.items()]
-    return "\n".join([*lines, f"inf,{summary.infinite_hit_frac:.6g}"]) + "\n"
+    rows = [*summary.hit_frac.items(), ("inf", summary.infinite_hit_frac)]
+    return csv_text(("cache_tokens", "token_hit_frac"), ((tokens, f"{frac:.6g}") for tokens, frac in rows))

@@ -24,19 +24,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.policies import POOLS, STATIC, TIES_BY
 from planner.simulator.layout import UNFINISHED
-from planner.simulator.simulation import Simulation
+from planner.simulator.simulation import Floats, Ints, Simulation
 from planner.solvers.moment_packing import BestPacking, largest_load, pack_moment
 from planner.units import count_text, show_s
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 # How many moments are explained unless the user says otherwise, and the most that a user may ask for, because
 # a solver packs each. Chosen by hand.

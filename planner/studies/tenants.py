@@ -7,7 +7,7 @@ time to read its KV cache. Prompt tokens that a prefix cache has take no time. I
 shares.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,8 @@ import numpy.typing as npt
 from planner.fleet import Fleet, Pool
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.layout import FINISHED
-from planner.simulator.simulation import Simulation
+from planner.simulator.simulation import Floats, Simulation
 from planner.units import HOUR_S
-
-Floats = npt.NDArray[np.float64]
 
 LEAST_SPAN_S = 1e-9  # A time of 0 counts as this long, because work is divided by it.
 
@@ -125,15 +123,4 @@ def _in_pool(
 
 def tenant_rows(costs: tuple[TenantCost, ...]) -> list[dict[str, Any]]:
     """The tenants as `plan simulate --json` prints them, the most expensive first."""
-    return [
-        {
-            "tenant": cost.tenant,
-            "requests": cost.requests,
-            "input_tokens": cost.input_tokens,
-            "output_tokens": cost.output_tokens,
-            "share_frac": cost.share_frac,
-            "usd_per_h": cost.usd_per_h,
-            "usd_per_million_tokens": cost.usd_per_million_tokens,
-        }
-        for cost in sorted(costs, key=lambda cost: -cost.usd_per_h)
-    ]
+    return [asdict(cost) for cost in sorted(costs, key=lambda cost: -cost.usd_per_h)]

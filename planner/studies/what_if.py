@@ -27,6 +27,7 @@ from planner.documents.task import PlanQuestion, Robust
 from planner.domain import Limit
 from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.files.checked_files import yaml_value
+from planner.files.document_values import errors_as
 from planner.fleet import Fleet, Policies
 from planner.policies import BY_FIELD, ROUTING
 from planner.reports.fact_sentences import is_same_value, moved_text
@@ -286,14 +287,12 @@ def change_question(document: Mapping[str, Any], text: str, catalog: Catalog | N
     path, equals, written = assignment.partition("=")
     if not equals or not all(keys_of(path)):
         raise InputError(f"--change {text!r}: expected KEY=VALUE such as 'slo.ttft.p90=1 s'")
-    try:
+    with errors_as(InputError, f"--change {text!r}"):
         present = document if catalog is None else _with_listed_price(document, path, catalog)
         if _SIGNED_PERCENT.fullmatch(written):
             raise InputError(_times_hint(present, path, written))
         factor = _FACTOR.fullmatch(written)
         value = yaml_value(written) if factor is None else multiply_value(present, path, float(factor[1]))
-    except InputError as error:
-        raise InputError(f"--change {text!r}: {error}") from None
     return with_value(document, path, value, where=f"--change {text!r}")
 
 

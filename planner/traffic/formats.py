@@ -28,6 +28,7 @@ from planner.traffic.logs.times import (
     guess_pattern,
     is_local_date,
     is_month_first,
+    shown_value,
     with_empty_texts,
     zone_of,
 )
@@ -769,12 +770,6 @@ def _to_float(value: object) -> float:
         return float(value)
     except (ValueError, OverflowError):
         return np.nan
-
-
-def shown_value(value: object) -> str:
-    """A value as an error shows it."""
-    is_missing = value is None or (isinstance(value, float) and np.isnan(value))
-    return "nothing or NaN" if is_missing else show_value(value)
 
 
 def is_known_format(names: Iterable[str]) -> bool:

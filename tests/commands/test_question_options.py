@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.commands.described_command import QuestionOptions, errors_of_options, parse_stock
+from planner.commands.described_command import errors_of_options, parse_stock, question_document
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.errors import InputError
@@ -16,21 +16,19 @@ from planner.studies.what_if import change_question
 ROOT = Path(__file__).parents[2]
 
 
-def options(**given: str) -> QuestionOptions:
-    texts = dict.fromkeys(("llm", "rate", "input", "output", "task", "duration", "gpus", "safety"))
-    return QuestionOptions(
-        **{**texts, "llm": "llama-3.1-8b", "rate": "2", **given}, limits={"ttft-p95": "1s"}
-    )
+def document_of(**given: str) -> dict[str, Any]:
+    options = {"llm": "llama-3.1-8b", "rate": "2", "ttft-p95": "1s", **given}
+    return question_document(options, has_trace=False)
 
 
 def test_gpus_without_names_are_those_of_slo_yaml() -> None:
     """One question has one answer: whole nodes are compared on the command line as they are in a file."""
-    assert "fleet" not in options(task="chat").document(has_trace=False)
+    assert "fleet" not in document_of(task="chat")
 
 
 def test_traffic_without_lengths_is_said_by_its_option() -> None:
     with pytest.raises(InputError, match=r"--output: is missing.* --task chat"):
-        options(input="300").document(has_trace=False)
+        document_of(input="300")
 
 
 def test_agents_without_a_task_are_answered_in_options() -> None:
@@ -112,11 +110,9 @@ def test_a_factor_needs_a_number() -> None:
 
 def test_agents_ask_a_question_that_can_be_read() -> None:
     """The routing was written as its number: every `plan --agents` ended in an error."""
-    options = QuestionOptions(
-        llm="Qwen/Qwen3-30B-A3B-Instruct-2507", rate=None, input=None, output=None, task="coding-agent",
-        duration=None, gpus="h100", safety=None, limits={"ttft-p95": "5s"}, agents="20",
-    )  # fmt: skip
-    question = parse_task(options.document(has_trace=False), read_catalog())
+    llm = "Qwen/Qwen3-30B-A3B-Instruct-2507"
+    options = {"llm": llm, "task": "coding-agent", "gpus": "h100", "agents": "20", "ttft-p95": "5s"}
+    question = parse_task(question_document(options, has_trace=False), read_catalog())
     assert [choice.routing for choice in question.policy_choices()] == ["cache-aware"]
 
 

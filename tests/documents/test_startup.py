@@ -9,7 +9,7 @@ import pytest
 from hand_made import GPU, LATENCY
 
 from planner.documents.catalog import read_catalog
-from planner.documents.startup_times import read_startup, start_s
+from planner.documents.startup_times import read_startup
 from planner.errors import CatalogError
 from planner.fleet import WorkerType
 from planner.models.llm import Llm
@@ -74,7 +74,6 @@ def test_a_warm_node_starts_sooner() -> None:
     assert warm.start_s < facts.start_time(llm, kind, "object-store").start_s < cold.start_s
     assert cold.image_s == pytest.approx(10e9 / 37.4e6)
     assert len(warm.estimated) == 3 and len(cold.estimated) == 4
-    assert start_s(llm, kind, "object-store") == facts.start_time(llm, kind, "object-store").start_s
 
 
 def test_sleeping_workers_wake_by_hand() -> None:

@@ -11,7 +11,6 @@ from planner.day.autoscaling import (
     hpa_object,
     keda_object,
     knative_object,
-    prometheus_queries,
     ray_serve_autoscaler,
     recording_rules,
     scalable_pools,
@@ -26,16 +25,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
 from planner.manifests import engine_command, sglang_engine
 
-__all__ = [
-    "OUTDATED",
-    "PAIRS",
-    "Autoscaler",
-    "ScaledPool",
-    "autoscaler_of",
-    "find_refusal",
-    "render",
-    "timetable_of",
-]
+__all__ = ["PAIRS", "Autoscaler", "ScaledPool", "autoscaler_of", "find_refusal", "render", "timetable_of"]
 
 # The objects of controllers that can be written for several targets, or under several names.
 _RECORDING_RULES = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
@@ -65,19 +55,6 @@ PAIRS: dict[str, dict[str, str]] = {
     "forecast": _RECORDING_RULES,
     "fleetplan": _RECORDING_RULES,
 }
-
-# Files that an earlier answer may have left in the folder. They are deleted, so that nobody applies them.
-OUTDATED = (
-    prometheus_queries.ADAPTER_FILE,
-    prometheus_queries.MONITORS_FILE,
-    prometheus_queries.RULES_FILE,
-    cronjobs.FILE,
-    hpa_object.FILE,
-    keda_object.FILE,
-    knative_object.FILE,
-    variants.FILE,
-    variants.VALUES_FILE,
-)
 
 
 def find_refusal(controller: str, target: str) -> str:

@@ -84,10 +84,10 @@ SAME_FOR_ALL_POOLS = ("every", "lag")  # All pools are decided at once, so roles
 class ControllerRow:
     """A kind of controller, described in `words`.
 
-    `reads` are the fields of a `MetricsReading` (simulator/elastic.py) that it uses, `needs` the fields of
-    `Knowledge`. `kind` names the manifest that runs it in production, `source` the repository and commit of
-    its rules, and of their tests if another, or the paper. `controller(settings, knowledge)` makes one; with
-    `by_pool` it makes a `Scaler` for one pool, and takes the pool's number as a third argument.
+    `needs` are the fields of `Knowledge` that it uses. `kind` names the manifest that runs it in production,
+    `source` the repository and commit of its rules, and of their tests if another, or the paper.
+    `controller(settings, knowledge)` makes one; with `by_pool` it makes a `Scaler` for one pool, and takes
+    the pool's number as a third argument.
 
     `grid` has a few values of the parameters that matter most, as a document has them; a study that tunes
     (`settings_variants`) simulates each.
@@ -95,7 +95,6 @@ class ControllerRow:
 
     name: str
     words: str
-    reads: tuple[str, ...]
     settings: type[ControllerSettings]
     controller: Callable[..., Any]
     kind: str
@@ -120,16 +119,11 @@ _TARGETS: Mapping[str, Sequence[object]] = {
     "concurrency": (16, 32, 64),
     "kv": ("50 %", "70 %", "90 %"),
 }
-# Groups of fields of a reading. `limbo` counts requests that wait for a pool that has no worker.
-_GAUGES = ("ready", "starting", "waiting", "running", "kv_frac")
-_RATE = ("arrived", "limbo")
-_LENGTHS = ("input_tokens", "output_tokens")
 
 TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="static",
         words="the same sizes all day",
-        reads=(),
         settings=static.StaticSettings,
         controller=static.Static,
         kind="Deployment replicas",
@@ -139,7 +133,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="cron",
         words="sizes by the time of day",
-        reads=(),
         settings=cron.CronSettings,
         controller=cron.Cron,
         kind="KEDA ScaledObject (cron triggers)",
@@ -149,7 +142,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="hpa",
         words="Kubernetes' HorizontalPodAutoscaler on a metric of the pods",
-        reads=_GAUGES,
         settings=hpa.HpaSettings,
         controller=hpa.Hpa,
         kind="HorizontalPodAutoscaler",
@@ -162,7 +154,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="keda",
         words="KEDA's ScaledObject: Prometheus and cron triggers through an HPA, and zero",
-        reads=(*_GAUGES, "limbo"),
         settings=keda.KedaSettings,
         controller=keda.Keda,
         kind="KEDA ScaledObject (Prometheus trigger)",
@@ -178,7 +169,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="knative",
         words="Knative's autoscaler on concurrency, with panic and zero",
-        reads=("ready", "waiting", "running", "limbo"),
         settings=knative.KnativeSettings,
         controller=knative.Knative,
         kind="Knative Service, KServe InferenceService (autoscaling.knative.dev/target)",
@@ -189,7 +179,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="wva",
         words="llm-d's workload-variant-autoscaler by saturation: spare KV and queue",
-        reads=(*_GAUGES, "limbo"),
         settings=wva.WvaSettings,
         controller=wva.Wva,
         kind="llm-d VariantAutoscaling and its HPA",
@@ -204,7 +193,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="wva-queue",
         words="the queue model that llm-d's autoscaler began with",
-        reads=(*_RATE, *_LENGTHS),
         settings=wva_queue.WvaQueueSettings,
         controller=wva_queue.WvaQueue,
         kind="none: llm-d's autoscaler of old",
@@ -215,7 +203,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="dynamo",
         words="Dynamo's planner by load: queued prompt tokens and KV in use",
-        reads=(*_GAUGES, "limbo", "input_tokens"),
         settings=dynamo_load.DynamoSettings,
         controller=dynamo_load.Dynamo,
         kind="DynamoGraphDeployment planner (optimization_target throughput or latency)",
@@ -226,7 +213,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="dynamo-sla",
         words="Dynamo's planner by SLA: the next interval's load over what a worker carries",
-        reads=(*_RATE, *_LENGTHS, "ttft_s", "tpot_s", "ready"),
         settings=dynamo_sla.DynamoSlaSettings,
         controller=dynamo_sla.DynamoSla,
         kind="DynamoGraphDeployment planner (optimization_target sla)",
@@ -239,7 +225,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="aladdin",
         words="Aladdin's rule N = ceil(k r + c), with change points",
-        reads=(*_RATE, *_LENGTHS),
         settings=aladdin_controller.AladdinSettings,
         controller=aladdin_controller.Aladdin,
         kind="none: a paper's rule",
@@ -250,7 +235,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="forecast",
         words="the rate forecast over what a worker carries",
-        reads=_RATE,
         settings=forecast.ForecastSettings,
         controller=forecast.Forecast,
         kind="none: a cloud's predictive scaling",
@@ -261,7 +245,6 @@ TABLE: tuple[ControllerRow, ...] = (
     ControllerRow(
         name="fleetplan",
         words="what the plan found to be enough for such traffic, forecast for when a worker is ready",
-        reads=(*_RATE, *_LENGTHS, "ready", "waiting"),
         settings=planned.FleetplanSettings,
         controller=planned.Fleetplan,
         kind="KEDA ScaledObject (Prometheus and cron triggers)",
@@ -286,7 +269,6 @@ CONTROLLERS: Mapping[str, ControllerRow] = MappingProxyType({row.name: row for r
 
 
 def _field_values(settings: ControllerSettings) -> Iterator[tuple[str, object]]:
-    """Each field of the settings with its value."""
     return ((each.name, getattr(settings, each.name)) for each in dataclasses.fields(settings))
 
 

@@ -46,16 +46,14 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.day.search.day_optimum import least_that_holds, misses_with_size
 from planner.day.search.day_runs import RUN_IN_S, DayRuns
+from planner.simulator.elastic import Floats, Ints
 from planner.simulator.slo_verdict import missed_windows
 from planner.solvers.master import paid_usd_per_h
 from planner.units import HOUR_S
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 # The bound is shown for blocks of these lengths, within which windows come in any order.
 BLOCKS_S = (HOUR_S, 2 * HOUR_S)
 HALF_DAY_S = 12 * HOUR_S

@@ -33,16 +33,14 @@ from functools import partial
 from typing import NoReturn, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.day.search.day_runs import DayRun
 from planner.errors import InfeasibleError, PlannerError
 from planner.search.oracle.work_clock import ended_by, is_over, solver_limit_s
+from planner.simulator.elastic import Ints
 from planner.solvers import pool_sizes
 from planner.solvers.paid_work import LeastPaid
 from planner.units import HOUR_S
-
-Ints = npt.NDArray[np.int64]
 
 # The limits on work below let a day of a few hundred thousand requests end within the default time limit.
 # The costs of all sequences are computed where a grid has at most this many.

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.domain import Slo
 from planner.errors import InputError
@@ -25,7 +24,7 @@ from planner.fleet import Fleet
 from planner.search.oracle.deterministic_parallel import charge_effort
 from planner.search.oracle.fleet_oracle import request_effort
 from planner.simulator.counted_limits import judged_windows_s
-from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_in_windows
+from planner.simulator.elastic import ElasticPool, ElasticRun, Floats, Ints, simulate_in_windows
 from planner.simulator.layout import UNFINISHED
 from planner.simulator.slo_verdict import judge_slo, missed_windows
 from planner.simulator.timetable import Timetable
@@ -34,9 +33,6 @@ from planner.solvers.paid_work import LeastPaid, LeastWorkers, least_paid
 from planner.solvers.pool_sizes import DayTerms, PoolTerms, billed_usd, lives_within_stock
 from planner.solvers.whole_nodes import node_of
 from planner.traffic.trace import Trace, measured_window
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 # Longer slices find more failures and take longer to simulate; these values were chosen by hand.
 # A slice begins this long before its first step, so that its workers are busy by then.

@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 
 from planner.day.search.day_runs import DayRuns
-from planner.day.search.finer_day import FinerDay, Ints, Life, LifeSearch, Lives
+from planner.day.search.finer_day import FinerDay, Life, LifeSearch, Lives
+from planner.simulator.elastic import Ints
 from planner.solvers.pool_sizes import lives_within_stock
 
 # Set by hand: at most this many workers take the place of one.

@@ -25,17 +25,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.day.search.day_runs import SLICE_WORK, DayRun, DayRuns
 from planner.search.oracle.work_clock import is_over
 from planner.simulator.slo_verdict import attained_in_windows, in_windows
 from planner.solvers.any_moment import LevelStretches, priced_sizes_by_pool, usd_per_h_by_level
-from planner.solvers.pool_sizes import billed_usd
+from planner.solvers.pool_sizes import Floats, Ints, billed_usd
 from planner.units import HOUR_S
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Life = tuple[float, float]
 """A stretch of the day [s], from its beginning to its end, in which a worker is ready."""
 Lives = dict[tuple[int, int], list[Life]]

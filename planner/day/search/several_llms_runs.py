@@ -10,17 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.day.search.day_runs import DayRun, DayRuns
 from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.solvers.master import paid_usd_per_h
 from planner.solvers.paid_work import LeastPaid
-from planner.solvers.pool_sizes import DayTerms, billed_usd, lives_within_stock
+from planner.solvers.pool_sizes import DayTerms, Ints, billed_usd, lives_within_stock
 from planner.units import HOUR_S
 
-Ints = npt.NDArray[np.int64]
 # The day ends with the shortest traffic of an LLM. The longest traffic may last longer by one step, or by
 # this share of its own length.
 MOST_EARLIER_FRAC = 0.05

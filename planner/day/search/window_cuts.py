@@ -17,15 +17,12 @@ import itertools
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from planner.day.search.day_optimum import least_that_holds
 from planner.day.search.day_runs import DayRuns
 from planner.search.oracle.work_clock import is_over
-from planner.solvers.pool_sizes import Cut, DayTerms
+from planner.solvers.pool_sizes import Cut, DayTerms, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 # Set by hand: with more combinations of sizes no cuts are sought, and a window gets at most MOST_CUTS.
 MOST_COMBINATIONS, MOST_CUTS = 200_000, 40
 

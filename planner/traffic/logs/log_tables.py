@@ -32,7 +32,6 @@ BLOCK_ROWS = 100_000
 SAMPLE_ROWS = 1000  # Formats and columns are recognised by this many rows.
 MOST_LEVELS = 4  # Nested objects are read to this depth.
 LONGEST_TEXT = 200  # Characters. A longer text cannot be a time, a count or a name.
-_BLOCK_BYTES = 16 * 2**20
 _MOST_OBJECT_CHARS = 64 * 2**20  # A longer object means a broken file.
 _SPACE = re.compile(r"[ \t\r\n]*")  # The white space of JSON.
 

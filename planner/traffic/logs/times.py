@@ -309,9 +309,9 @@ class LogClock:
 
 
 def shown_value(value: object) -> str:
-    """The text for a value of a table in an error message: "nothing" for a missing one."""
+    """The text for a value of a table in an error message, also for a missing one."""
     is_nothing = value is None or value is pd.NaT or (isinstance(value, float) and np.isnan(value))
-    return "nothing" if is_nothing or value is pd.NA else show_value(value)
+    return "nothing or NaN" if is_nothing or value is pd.NA else show_value(value)
 
 
 def _date_pattern(sample: pd.Series[Any], where: str, name: str) -> str:

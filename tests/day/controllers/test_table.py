@@ -16,7 +16,7 @@ from planner.day.controllers.oscillation import find_oscillations
 from planner.day.controllers.table import CONTROLLERS, parse_controller, parse_controllers, settings_variants
 from planner.errors import InputError
 from planner.fleet import Role
-from planner.simulator.elastic import Controller, ElasticPool, Floats, Ints, MetricsReading
+from planner.simulator.elastic import Controller, ElasticPool, Floats, Ints
 
 ALL = tuple(CONTROLLERS)
 GIVEN: dict[str, dict[str, object]] = {
@@ -107,7 +107,6 @@ def test_what_is_needed_is_said(name: str) -> None:
 def test_rows_are_whole(name: str) -> None:
     row = CONTROLLERS[name]
     assert row.words and row.kind and row.source
-    assert set(row.reads) <= {each.name for each in fields(MetricsReading)}
     assert set(row.needs) <= {each.name for each in fields(Knowledge)}
     every = [each.name for each in row.parameters]
     assert len(every) == len(set(every)) and all(each.words and each.range for each in row.parameters)
