@@ -345,7 +345,7 @@ class Policies:
     watermark_frac: float = 0.01  # Blocks that must stay free when a prompt is admitted (`is_watermarked`).
     # vllm-v1: the most tokens of one prompt in a step, unless the request is alone; 0: no limit.
     long_prefill_token_threshold: int = 0
-    # Of a partly computed prompt that is preempted, the missing tokens are decoded, as in Vidur.
+    # If a partly computed prompt is preempted, its missing tokens are decoded, as in Vidur.
     vidur_restarts: bool = False
 
     # Workers that prefill cache the blocks of prompts, if the trace names blocks.

@@ -772,7 +772,7 @@ def _rows_by_name(kind: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
 BATCHING, QUEUE, ADMISSION = _rows_by_name(Batching), _rows_by_name(Queue), _rows_by_name(Admission)
 ROUTING, POOLS = _rows_by_name(Routing), _rows_by_name(Pools)
 QUEUE_OF_CLASSES = next(row for row in QUEUE.values() if row.by_deadline)
-TIES_BY = ROUTING["jsq"]  # Of equal scores, that of the fastest worker by these weights comes first.
+TIES_BY = ROUTING["jsq"]  # Workers with equal scores: the fastest by these weights comes first.
 # The fields of `Policies` that name a row of the table.
 BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
     {

@@ -1,4 +1,5 @@
-"""catalogs/spreads.yaml: how far step times of each kind were from measured runs; also `spread` of one fit.
+"""Reads catalogs/spreads.yaml: how far step times of each kind were from measured runs. Also reads and writes
+`spread` of one fit.
 
 kernels, 16 bit:
   kind: kernels             # planner.models.latency.Kind

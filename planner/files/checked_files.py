@@ -123,7 +123,7 @@ class _TextBytes(io.RawIOBase):
         self.decoder = codecs.getincrementaldecoder("utf-8")()
         self.is_first = True  # The next block is the first.
         self.lines = 0  # Whole lines so far.
-        self.open_line_bytes = 0  # Bytes read of the line after these.
+        self.open_line_bytes = 0  # Bytes read so far of the line after the whole ones.
 
     def readable(self) -> bool:
         return True
@@ -227,8 +227,8 @@ _TAGS = {f"{_TAG}{name}" for name in _KINDS}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML of mappings, lists and plain values alone: other types (!!set, !!binary, !!omap) are refused.
-    So are a key given twice, of which PyYAML would keep the last, and values that Python cannot hold.
+    """Safe YAML of mappings, lists and plain values alone: other types (!!set, !!binary, !!omap) are refused,
+    and so are values that Python cannot hold and a key given twice, of which PyYAML would keep the last.
     """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -279,7 +279,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 def _split_number(before: yaml.Node, key: yaml.Node, value: yaml.Node) -> str:
     """The number that a decimal comma has split between two entries of a flow mapping, else empty: in
-    `{price: 2,10 usd/h}` the first has the value 2, and the next the key "10 usd/h" without a value.
+    `{price: 2,10 usd/h}` the first entry has the value 2, the next entry the key "10 usd/h" and no value.
     """
     scalars = [node for node in (before, key, value) if isinstance(node, yaml.ScalarNode) and not node.style]
     if len(scalars) < 3 or value.value or not re.fullmatch(r"[+-]?\d+", before.value):
@@ -402,7 +402,7 @@ def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: Collection[str] = ()) -> None:
     """Write all `files` (relative path -> content) into `directory`, or none of them.
 
-    They are written to a temporary folder and then renamed into place; if that fails, the former files are
+    Files are written to a temporary folder and then renamed into place; if that fails, the former files are
     restored. `outdated` are patterns of files that an earlier run may have left: those not written now are
     removed. Neither `directory` nor a folder in it may be a link.
     """
@@ -486,7 +486,7 @@ def _lock_folder(directory: Path) -> Iterator[bool]:
 def reserve_folder(directory: Path) -> Iterator[None]:
     """Lock a folder for one run, so that no other run writes into it at the same time.
 
-    The folder is made if it is missing, and removed at the end if that left it empty. Raises InputError as
+    The folder is made if it is missing, and then removed at the end if it is empty. Raises InputError as
     `check_output_directory` does, and if another run has locked the folder.
     """
     check_output_directory(directory)
@@ -529,7 +529,7 @@ def _swap_files(
     def move(source: Path, target: Path) -> None:
         """Rename a file, and note it in `undo`."""
         if target.is_dir():
-            raise IsADirectoryError(0, f"{target} is a directory")  # Only its text is shown.
+            raise IsADirectoryError(0, f"{target} is a directory")  # Users see this text alone.
         source.replace(target)
         undo.append((source, target))
 

@@ -93,7 +93,7 @@ FORMATS: Mapping[str, ForeignFormat] = {
     "aiconfigurator": ForeignFormat(
         aiconfigurator.read, (frozenset(aiconfigurator.COLUMNS),), needs_file=False
     ),
-    # The marks are those of Prometheus' answers in JSON; its text is recognised by `_keys_or_columns`.
+    # Marks of Prometheus' answers in JSON; `_keys_or_columns` recognises its text.
     "prometheus": ForeignFormat(
         prometheus_scrape.read, (frozenset({"status", "data"}), frozenset({"metric", "values"}))
     ),

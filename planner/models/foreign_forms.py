@@ -103,7 +103,7 @@ class SplitwiseLookup:
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
         """The numbers of SPLITWISE_LOOKUP, and two tables: `prompt_s` by tokens and `token_s` by decodes."""
-        is_fit = len(self.token_s) == 1  # Not Splitwise's own lookup, which has a time per knot.
+        is_fit = len(self.token_s) == 1  # Splitwise's own lookup has a time per knot.
         tokens = np.arange(most_tokens + 1, dtype=float)
         prompt = interpolate_linearly(tokens, self.knots_tokens, self.prompt_s)
         token = (

@@ -1,8 +1,8 @@
 """Corrections of step times from the kernel tables, which are profiles of vLLM 0.24 without CUDA graphs.
 
-There are seven: older kernels for experts and for sparse attention, padding in CUDA graphs, launches outside
-of graphs, launches of sparse attention and of attention in chunks, and SGLang's sparse attention. A mixture
-is an LLM with routed experts.
+They are, each with a formula below: older kernels for experts, padding in CUDA graphs, launches outside of
+graphs, launches of sparse attention, its older kernels, launches of attention in chunks, and SGLang's sparse
+attention. A mixture is an LLM with routed experts.
 
 Up to 0.18 a layer of experts in fp8 by blocks took longer, by the same time at every batch size and on H100,
 H200 and B200 alike: launches and quantisation that later versions fuse. So the correction is seconds per
@@ -42,8 +42,8 @@ The values of k on Blackwell:
 
 With these values 92 to 98 % of TTFTs lie inside the spread, without the launches 43 to 82 %. On other GPUs:
 
-    0.16 to 0.18   1.45 ms   LLMs with experts in fp8 by blocks; not fitted there, but MiniMax-M2.5 on 8 H200
-                             takes 105 ms for 1024 tokens, its kernels 48
+    0.16 to 0.18   1.45 ms   LLMs with experts in fp8 by blocks; k as on Blackwell, not fitted here, but
+                             MiniMax-M2.5 on 8 H200 takes 105 ms for 1024 tokens, its kernels 48
     from 0.14 on   0.6 ms    all others. Fitted to one measurement: steps of 513 to 2500 tokens of
                              Llama-3.1-8B on an H100 with 0.26 (benchmarks/gpu/h100) are
                              5.5 % short with it, 15.7 % without. It brings TTFT of gpt-oss-120b on H200 with
@@ -57,20 +57,20 @@ graphs on every version and GPU:
 s is 1.5 ms: however short a prompt without graphs, AIConfigurator's tables have 1.4 to 2.1 ms on Hopper and
 Blackwell. Behind a Grace CPU they have 1.7 times as much (GB200 against B200: medians of 3.2 and 1.9 ms,
 least 2.0 and 1.1), so s is 2.55 ms there. Neither was fitted to runs. On 4 GB300 (0.21, G = 256) the TTFT of
-DeepSeek-V4-Pro is some 205 ms longer for a prompt of 257 tokens than for prompts in graphs, and as much for
-one of 4000; 204 ms are predicted.
+DeepSeek-V4-Pro is some 205 ms longer for a prompt of 257 tokens than for prompts in graphs, and equally
+longer for a prompt of 4000; 204 ms are predicted.
 
 Sparse latent attention of prompts ends early in the tables: a token with fewer tokens before it than the
-index may choose (2048) attends to these alone. Before 0.23 the kernel got no lengths and computed all 2048
-(vllm #36616, merged in June 2026), so that every token takes the same. If tokens beyond the graphs count as
-tokens of prompts
+index may choose (2048) attends to the tokens before it alone. Before 0.23 the kernel got no lengths and
+computed all 2048 (vllm #36616, merged in June 2026), so that every token takes the same. If tokens beyond the
+graphs count as tokens of prompts
 
     t = f(N) + u (N - G)      u = 0.17 w, in steps of more than G tokens
 
 w is the kernel's whole time per token and GPU, with as many heads as it computes at least, at 0.68 of the
 peak FLOP rate. That is what the tables of DeepSeek-V3.2 and GLM-5 say: prompts of 1024, 2048 and 4096 tokens
 attend to a quarter, half and three quarters of 2048, and differ by 0.42 us a token, layer and whole kernel on
-H200 and 0.38 on B200. Fits to tables end early in part, as contexts of all lengths are in them. A fit to
+H200 and 0.38 on B200. Tables have contexts of all lengths, so fits to them are a mean of both cases. A fit to
 tables with the kernel whole is nearest to such a fit with u = 0.17 w (GLM-5 and DeepSeek-V3.2 on 8 H200) or
 0.155 to 0.175 w (on 8 B200). No run was fitted to. KV in 8 bits has another kernel, which the tables have
 whole.

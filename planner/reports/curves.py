@@ -30,8 +30,8 @@ MOST_SORTED = 1_000_000  # More values are not sorted; their mean may differ in 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A distribution: `share` of the values are at or below `value_s`, both (n,). For gaps only one run of
-    equal engine steps in `every` was read (`sampled_gaps_s`).
+    """A distribution: `share` of the values are at or below `value_s`, both (n,). For gaps only every
+    `every`-th run of equal engine steps was read (`sampled_gaps_s`).
     """
 
     value_s: Floats
@@ -155,9 +155,9 @@ def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
     }
 
 
-def spread_of(row: SloMetric, simulation: Simulation, inside: Mask) -> dict[str, float] | None:
-    """Mean and percentiles of a metric (not a spread in the glossary's sense), over the requests `inside` the
-    measured window that have a value; None if the simulation does not show the metric (`SloMetric.is_shown`).
+def statistics_of(row: SloMetric, simulation: Simulation, inside: Mask) -> dict[str, float] | None:
+    """Mean and percentiles of a metric, over the requests `inside` the measured window that have a value;
+    None if the simulation does not show the metric (`SloMetric.is_shown`).
     """
     if not row.is_shown(simulation):
         return None
@@ -222,7 +222,7 @@ def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats, *
     rows = np.flatnonzero(runs["prefill_tokens"] >= 0)
     rows = rows[np.lexsort((runs["start_s"][rows], runs["worker"][rows]))]
     start_s, worker_of_row, total = runs["start_s"][rows], runs["worker"][rows], np.zeros(len(at_s))
-    if ranks > 1:  # Each rank has its own run at that time: add blocks at every start, subtract at every end.
+    if ranks > 1:  # Runs of ranks overlap: add blocks at every start, subtract them at every end.
         chosen = runs[rows[np.isin(worker_of_row, workers)]]
         for sign, times_s in ((1, chosen["start_s"]), (-1, chosen["start_s"] + run_seconds(chosen))):
             order = np.argsort(times_s)

@@ -231,7 +231,7 @@ def backlog_text(patient_frac: float, patience_s: float) -> str:
 
 
 def drawn_text(repeats: Repeats) -> str:
-    """What repeats draw, for instance "other draws of this traffic"."""
+    """Words for what `repeats` draw at random, for instance "other draws of this traffic"."""
     losses = ", with all workers and after the losses it must survive (the figures are with all workers)"
     drawn = _HISTORIES if repeats.what == "histories" else _OTHER_DRAWS
     return drawn + (losses if repeats.after_losses else "")
@@ -640,18 +640,20 @@ def _(fact: facts.GivesWay) -> str:
 
 @fact_sentence.register
 def _(fact: facts.NodesFilled) -> str:
-    now: float | None = fact.usd_per_h
-    was: float | None = fact.was_usd_per_h
+    now_usd_per_h: float | None = fact.usd_per_h
+    was_usd_per_h: float | None = fact.was_usd_per_h
     plan_is_cheaper = fact.usd_per_h < fact.was_usd_per_h * (1 - SUM_SAME_FRAC)
     # Filling nodes made the plan cheaper, or only the fleet with a loss.
     if not plan_is_cheaper:
-        now, was = fact.with_loss_usd_per_h, fact.was_with_loss_usd_per_h
-    instead = "" if was is None else f" instead of {was:.2f}"
-    cost = "" if now is None else f": {now:.2f}{instead} USD/h{'' if plan_is_cheaper else ' with a loss'}"
+        now_usd_per_h, was_usd_per_h = fact.with_loss_usd_per_h, fact.was_with_loss_usd_per_h
+    cost = ""
+    if now_usd_per_h is not None:
+        instead = "" if was_usd_per_h is None else f" instead of {was_usd_per_h:.2f}"
+        cost = f": {now_usd_per_h:.2f}{instead} USD/h{'' if plan_is_cheaper else ' with a loss'}"
     how = f"planned without {', '.join(fact.without)}" if fact.without else "each LLM has nodes of its own"
     if fact.on:
-        on = ", ".join(f"{left.amount:g} {left.limit.gpu}" for left in fact.on)
-        how = f"{how}, on {on}" if fact.without else f"planned on {on}"
+        stock = ", ".join(f"{left.amount:g} {left.limit.gpu}" for left in fact.on)
+        how = f"{how}, on {stock}" if fact.without else f"planned on {stock}"
     return f"{how}, as whole nodes are paid{cost}; not every choice of GPUs was tried"
 
 

@@ -30,7 +30,7 @@ from planner.fleet import Fleet
 from planner.manifests.engine_command import engine_image, engine_version, why_undeployable
 from planner.policies import counts_tenants
 from planner.reports import figures
-from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles, spread_of
+from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles, statistics_of
 from planner.reports.drawing import CaptionedChart, chart_png
 from planner.reports.fact_sentences import fact_sentence, fact_sentences_of, prices_text
 from planner.reports.prefix_values import pool_document, warm_up_json
@@ -429,7 +429,7 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "preemptions": int(simulation.preemptions.sum()),
         "queue_s": mean_and_percentiles(values_where(simulation.queue_s, inside)),
         **{
-            f"{key}_s": _gap_spread(simulation) if row.is_of_gaps else spread_of(row, simulation, inside)
+            f"{key}_s": _gap_spread(simulation) if row.is_of_gaps else statistics_of(row, simulation, inside)
             for key, row in METRICS.items()
         },
         "requests_per_s": per_second(int(finished.sum())),

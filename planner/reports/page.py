@@ -56,8 +56,8 @@ def folded_section(title: str, body: str) -> str:
 def figures_html(cells: Sequence[tuple[str, str, str]]) -> str:
     """The most important figures, in large letters; each cell is (name, value, note)."""
     figures = "".join(
-        f"<div><dt>{unbroken_html(name)}</dt><dd>{unbroken_html(value)}</dd><dd "
-        f"class=note>{unbroken_html(note)}</dd></div>"
+        f"<div><dt>{unbroken_html(name)}</dt><dd>{unbroken_html(value)}</dd>"
+        f"<dd class=note>{unbroken_html(note)}</dd></div>"
         for name, value, note in cells
     )
     return f"<dl class=figures>{figures}</dl>"

@@ -10,7 +10,7 @@ from planner.domain import KV_BLOCK_TOKENS, Slo, row_of
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine_command import engine_title, why_undeployable
 from planner.reports.answer_sentences import workers_text
-from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s, spread_of
+from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s, statistics_of
 from planner.reports.fact_sentences import drawn_text, fact_sentence, prices_text, router_text, times_text
 from planner.reports.screen import input_bases
 from planner.reports.words import (
@@ -230,7 +230,7 @@ def percentile_rows(plan: Plan) -> Rows:
         if row.is_of_gaps:
             spreads.append((row.name.capitalize(), about, mean_and_percentiles(gaps, requests_of_gap)))
             continue
-        spread = spread_of(row, simulation, inside)
+        spread = statistics_of(row, simulation, inside)
         if spread is not None:
             spreads.append((row.name.capitalize(), "", spread))
     head = ("Simulated", "Mean", *(percentile_name(p) for p in PERCENTILES))

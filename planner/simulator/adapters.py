@@ -2,10 +2,10 @@
 step.
 
 When a step has as many adapters as the worker has slots, vLLM's scheduler passes over requests with any other
-adapter and looks at those behind them. Adapters of the step that are in no slot are loaded before it, each
+adapter and looks at those behind them. Before the step, its adapters that are in no slot are loaded, each
 into the slot used longest ago. An adapter that is not in the host's memory either comes from disk, and the
-one used longest ago there makes way for it. An adapter of the step itself never makes way. (vLLM loads a
-step's adapters in the order of a Python set, so it may give them other slots.)
+adapter used longest ago in that memory makes way for it. An adapter of the step itself never makes way. (vLLM
+loads a step's adapters in the order of a Python set, so it may give them other slots.)
 
 This module is compiled only for fleets with LoRA. For others each `where_has` function is compiled as the
 lambda in its decorator. Adapters are numbered from 1 on; 0 is the LLM alone. The arrays that this module
@@ -53,7 +53,8 @@ def begin_step(state):
 def note_running(state, l):
     """Begin a new step on lane l: its adapters so far are those of the requests that run there.
 
-    Decodes that wait for a step of prompts (SGLang) count too, as all run together afterwards.
+    Decodes that wait for a step of prompts (SGLang) count too, as they run together with these prompts
+    afterwards.
     """
     _note_step(state, l, True)
 
@@ -208,7 +209,7 @@ _fill_slots = kernel_jit(fill_slots)
 
 @where_has("adapters", lambda state, w: None)
 def forget_adapters(state, w):
-    """Forget the adapters of worker w, which is down: it comes back with those of its start."""
+    """Forget the adapters of worker w, which is down: it comes back with the adapters of a start."""
     adapters = state.adapters
     setting = adapters.settings[state.workers[w].type]
     adapters.waiting[w, :] = 0

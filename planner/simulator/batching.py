@@ -120,8 +120,8 @@ from planner.simulator.slots import (
     LONGEST,
     add_chunk,
     add_load,
-    blocks_for,
     blocks_of,
+    blocks_of_steps,
     blocks_to_begin,
     cached_on_arrival,
     clear_chunks,
@@ -181,7 +181,8 @@ def _form_step(state, l, time_s, preemptions):
     if kind.is_async and polls_now(state, lane.worker):
         while worker.head[UNKNOWN] != NONE and is_known(state, worker, worker.head[UNKNOWN]):
             enqueue_request(state, lane.worker, pop_first(state.requests, worker, UNKNOWN))
-    if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:  # There a batch stays on its lane to its end.
+    # FasterTransformer keeps a batch on its lane to the batch's end.
+    if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
         _gather_decodes(state, l)
     if kind.batching == VLLM_V1:
         has_preempted = _form_vllm_step(state, l, time_s)
@@ -203,8 +204,8 @@ def _form_step(state, l, time_s, preemptions):
     if goes_on and kind.kv_delay_steps > 0 and _is_next_fuller(state, worker):
         goes_on = False
     if kind.is_async and worker.head[INBOUND] != NONE:
-        # The step after this run is formed before the run's last step has ended. If hand-offs may wait there
-        # for a token of the budget or for an adapter's slot, the run is this one step.
+        # The step after this run is formed before the run's last step has ended. If hand-offs may wait then
+        # for tokens of the budget or for an adapter's slot, the run is this one step.
         goes_on = goes_on and not passes_over(state) and lane.decodes * lane.width < kind.token_budget
     _launch_step(state, l, time_s, goes_on)
     worker.late_blocks, worker.late_seats = ZERO, ZERO
@@ -256,9 +257,10 @@ def _is_next_fuller(state, worker):
 
     The engine does not know of it yet, or seats and blocks for it are given back too late.
     """
-    has_waiting, r = worker.first_waiting != NONE or worker.head[READY] != NONE, worker.head[READY]
-    # Any of READY may go first where it is in order of priority, or where requests without a slot for their
-    # adapter are passed over.
+    r = worker.head[READY]
+    has_waiting = worker.first_waiting != NONE or r != NONE
+    # A later request of READY may go first if the list is in order of priority, or if requests without a slot
+    # for their adapter are passed over.
     if r != NONE and (passes_over(state) or state.types[worker.type].by_priority > 0):
         while r != NONE and _has_kv(state, worker, r):
             r = state.requests[r].next
@@ -322,7 +324,7 @@ def can_admit(state, l, r, step_blocks, time_s):
 def _use_prefix(state, w, r, time_s):
     """Let request r use what worker w has cached of its prompt."""
     hit = take_prefix(state, w, r, time_s)
-    # The router had counted `expected_tokens` as cached. Those of them that are not are pending work too.
+    # The router had counted `expected_tokens` as cached. If fewer are, the others are pending work too.
     add_load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     note_admission(state, w, r)
 
@@ -418,8 +420,8 @@ def _form_vllm_step(state, l, time_s):
         longest = kind.long_prefill_tokens
         _rest_decodes(state, l, longest)
     has_preempted = False
-    coming = blocks_for(lane, ONE)
-    # Without prompts in part only the decodes take blocks, which is quickly tested.
+    coming = blocks_of_steps(lane, ONE)
+    # If no prompt is computed in part, only the decodes take blocks, and the second test is quick.
     if worker.head[PARTIAL] != NONE or worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks:
         if kind.by_priority > 0 and _is_short(state, l, longest):
             schedule_by_priority(state, l, longest, time_s)
@@ -458,7 +460,8 @@ def _add_chunks(state, l, time_s, longest, may_admit):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
-    step_blocks, spent = blocks_for(lane, ONE) * lane.is_decoding, ZERO  # Waiting decodes take no blocks.
+    spent = ZERO
+    step_blocks = blocks_of_steps(lane, ONE) * lane.is_decoding  # Waiting decodes take no blocks.
     evict_idle(state, w, step_blocks, time_s)
     # The list is rebuilt: a prompt that is not complete after this step goes back into it.
     following, worker.head[PARTIAL] = worker.head[PARTIAL], NONE
@@ -468,7 +471,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         n = _chunk_tokens(state, l, r, longest, spent)
         spent += n
         if n == 0 or _take_chunk(state, l, r, n, step_blocks, time_s):
-            # Sarathi cuts a prompt only where the token budget ends, so none is left for waiting prompts.
+            # Sarathi cuts a prompt only where the token budget ends, so no token is left for waiting prompts.
             may_admit = may_admit and kind.batching != SARATHI
             if n == 0 or kind.batching == VLLM_V1:  # For Sarathi kernel._end_lane puts it back.
                 append_to_list(state.requests, worker, PARTIAL, r)
@@ -478,7 +481,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
     note_running(state, l)  # Note the LoRA adapters of the step so far.
     if worker.head[READY] != NONE and kind.batching == VLLM_V1 and lane.is_decoding:
         budget = _seat_handed_over(state, l, budget)
-        step_blocks = blocks_for(lane, ONE)
+        step_blocks = blocks_of_steps(lane, ONE)
         # Evict now: the requests that have ended give their blocks back only after this step is formed.
         evict_idle(state, w, step_blocks, time_s)
     budget = _seat_loaded(state, l, longest, step_blocks, budget, time_s)
@@ -574,7 +577,7 @@ def _add_scheduled_chunks(state, l, time_s):
     """Put the chunks that `schedule_by_priority` has chosen for prompts computed in part into the step."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
-    step_blocks = blocks_for(lane, ONE)
+    step_blocks = blocks_of_steps(lane, ONE)
     evict_idle(state, lane.worker, step_blocks, time_s)
     following, worker.head[PARTIAL] = worker.head[PARTIAL], NONE
     row = ZERO
@@ -599,7 +602,7 @@ def _next_handed_over(state, w):
             if has_slot(state, w, r):
                 return r
         elif state.types[worker.type].by_priority == 0:
-            return NONE  # They are in the order in which their KV came.
+            return NONE  # READY is in the order in which KV came.
         r = state.requests[r].next
     return NONE
 
@@ -623,7 +626,7 @@ def _seat_handed_over(state, l, budget):
         r = _next_handed_over(state, lane.worker)
         if r == NONE:
             break
-        coming = blocks_for(lane, ONE) + blocks_to_begin(state, lane.worker, r)
+        coming = blocks_of_steps(lane, ONE) + blocks_to_begin(state, lane.worker, r)
         is_short = worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks
         if is_short and worker.running > 0:
             return ZERO
@@ -641,8 +644,8 @@ def _seat_handed_over(state, l, budget):
 def _chunk_tokens(state, l, r, longest, spent):
     """How many tokens the next step computes of r, a prompt computed in part.
 
-    At most as many as the token budget leaves: `spent` tokens go to the prompts before r, and the decodes
-    have theirs. Where the length of chunks is limited, decodes that were admitted after r come after it.
+    At most as many as the token budget leaves after `spent` tokens for the prompts before r, and the tokens
+    of the decodes. Where the length of chunks is limited, decodes that were admitted after r come after it.
     """
     lane, request = state.lanes[l], state.requests[r]
     kind = state.types[state.workers[lane.worker].type]
@@ -673,7 +676,7 @@ def _rest_decodes(state, l, longest):
 def _coming_blocks(state, l, longest):
     """KV blocks that all running requests take in the next step."""
     lane = state.lanes[l]
-    blocks, spent, r = blocks_for(lane, ONE), ZERO, state.workers[lane.worker].head[PARTIAL]
+    blocks, spent, r = blocks_of_steps(lane, ONE), ZERO, state.workers[lane.worker].head[PARTIAL]
     while r != NONE:
         n, c = _chunk_tokens(state, l, r, longest, spent), state.requests[r].computed_tokens
         spent += n
@@ -695,7 +698,7 @@ def _blocks_until_short(state, l, longest):
     """KV blocks that the running requests take in the next step until one of them finds too few free.
 
     Prompts and decodes take blocks in the order of their admission. If all find enough, the result is what
-    all of them take. So many blocks are evicted from the prefix cache before a request is preempted.
+    all of them take. This many blocks are evicted from the prefix cache before a request is preempted.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -718,7 +721,7 @@ def _blocks_until_short(state, l, longest):
         if needed + chunk_blocks > free:
             return needed
         r = request.next
-    return taken + blocks_for(lane, ONE)
+    return taken + blocks_of_steps(lane, ONE)
 
 
 @kernel_jit
@@ -782,7 +785,7 @@ def _secure_decode_blocks(state, l):
     # `served` is the admission number of the decode that was served last.
     served, taken, is_preempted = NONE, 0, False
     while True:
-        slot = NONE  # Will be that of the decode that was admitted next after `served`.
+        slot = NONE  # Becomes the slot of the first decode that was admitted after `served`.
         for other in range(lane.decodes):
             if state.slots[l, other].admission_number > served and (
                 slot == NONE or state.slots[l, other].admission_number < state.slots[l, slot].admission_number
@@ -812,7 +815,7 @@ def _secure_decode_blocks(state, l):
 def _secure_tokens(state, l):
     """Preempt the request admitted last while the next step does not fit into lightllm's KV cache.
 
-    That happens where outputs are longer than predicted. True if any was preempted.
+    It happens if outputs are longer than predicted. True if any was preempted.
     """
     lane = state.lanes[l]
     capacity = state.types[state.workers[lane.worker].type].kv_blocks * BLOCK
@@ -873,7 +876,7 @@ def _admit_whole_prompts(state, l, time_s):
     budget = kind.token_budget - lane.decodes
     while worker.running < kind.seats:
         r = worker.first_waiting
-        if r == NONE or not can_admit(state, l, r, blocks_for(lane, ONE), time_s):
+        if r == NONE or not can_admit(state, l, r, blocks_of_steps(lane, ONE), time_s):
             return
         length = state.requests[r].length_tokens
         # A prompt above the budget goes alone.
@@ -905,12 +908,12 @@ def _predicted_tokens(state, l, i):
 def _peak_tokens(state, l, r):
     """The largest number of KV tokens at any time if request r joins lane l and outputs are as predicted.
 
-    With h_i and f_i those of the i-th request (`_predicted_tokens`), in order of falling f, it is the largest
-    of h_1 + .. + h_i + i f_i: when the i-th ends, those before it have grown by as much.
+    With (h_i, f_i) what `_predicted_tokens` gives for the i-th request, in order of falling f, the result is
+    the largest of h_1 + .. + h_i + i f_i: when the i-th request ends, those before it have grown by f_i too.
     """
     lane, request = state.lanes[l], state.requests[r]
     peak = 0
-    new_now = request.length_tokens + 1  # As of a chunk in `_predicted_tokens`.
+    new_now = request.length_tokens + 1  # As for a chunk in `_predicted_tokens`.
     new_to_come = max(request.predicted_tokens - request.generated_tokens - 2, ZERO)
     count = lane.decodes + lane.prefills
     for i in range(count + 1):
@@ -991,7 +994,7 @@ def _launch_step_alone(state, l, time_s, goes_on):
         set_time(state, l, time_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps))
         return
     if lane.decodes * lane.is_decoding > 0 and kind.reserved_blocks == 0:
-        worker.used_blocks += blocks_for(lane, 1)
+        worker.used_blocks += blocks_of_steps(lane, 1)
         evict_idle(state, w, ZERO, time_s)
     # The batch goes through the stages of the pipeline, each of which may still be busy with another batch.
     end_s = time_s

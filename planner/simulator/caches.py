@@ -444,12 +444,12 @@ def show_prefix(state, w, r):
 
 @kernel_jit
 def _release_entry(state, w, e, is_late):
-    """A request uses entry e of worker w no more: it is idle if no other does.
+    """Release entry e of worker w, which a request uses no more: the entry is idle if no other request uses
+    it.
 
     If the entry is released too late for the next step (`is_late`), which is formed already, it stays used
-    until the step after that is formed; until then it is in the list of late entries, which counts as a user
-    (`refs`). Other requests may use the entry too: that step may preempt them before, and the late release is
-    then the last use. The caller has taken the entry's blocks off `used_blocks`.
+    until the step after that is formed. Until then it is in the list of late entries, which counts as a user
+    (`refs`) and may be the last one. The caller has taken the entry's blocks off `used_blocks`.
     """
     cache, entry = state.caches.workers[w], state.caches.entries[e]
     if is_late:
@@ -520,10 +520,10 @@ def release_prefix(state, w, r, cached_tokens, is_late):
     caches, worker = state.caches, state.workers[w]
     prompt, node_blocks = caches.prompts[r], caches.numbers[TREE_NODE_BLOCKS]
     blocks = cached_tokens // BLOCK - prompt.used_tree_nodes * node_blocks + prompt.own_blocks
-    if _has_left_blocks(state, w, r):  # It did not reuse what it left before, behind lost nodes.
+    if _has_left_blocks(state, w, r):  # The request did not reuse them: nodes before them were lost.
         _free_left_blocks(state, w, r)
     prompt.left = NONE  # What it left on another worker stays there until it is the least recently used.
-    # Where no entry is free for them, the blocks are free at once.
+    # Without a free entry for them, the blocks are free at once.
     if blocks > 0 and caches.numbers[NODELESS] > 0 and caches.numbers[FREE] != NONE:
         caches.numbers[NODELESS] -= 1
         e = _take_free_entry(state, w, -2 - r, blocks)

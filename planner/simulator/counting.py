@@ -90,7 +90,7 @@ def _limits_request(state, k, r):
 
 @where_has("classes", lambda state, k, l, sequences: sequences)
 def _limited_decodes(state, k, l, sequences):
-    """How many of the first `sequences` decodes of lane l limit k counts."""
+    """The number of decodes that limit k counts, of the first `sequences` of lane l."""
     of_class = state.limits[k].of_class
     return sequences if of_class == NONE else _decodes_of_class(state, l, sequences, of_class)
 
@@ -204,7 +204,8 @@ def see_late(state, time_s):
     requests are in order of arrival.
     """
     if time_s > state.policy[LATEST_S]:
-        state.policy[LATEST_S] = np.inf  # The test is made once.
+        # The backlog test is made once: it fails if too many of the last requests do not decode yet.
+        state.policy[LATEST_S] = np.inf
         state.counters[BROKEN] |= state.counters[IN_DOUBT] > 0
     requests, until_s = state.requests, state.policy[LATEST_S]
     for k in range(len(state.limits)):
@@ -382,7 +383,7 @@ def note_decoding(state, r):
 
 @kernel_jit
 def single_gap(state, w, r, time_s):
-    """Count a gap that request r alone has, since it was handed over, left out of a step or preempted."""
+    """Count a gap that request r alone has: it was handed over, left out of a step or preempted."""
     request = state.requests[r]
     gap_s = time_s - request.last_token_s
     request.gap_max_s = max(request.gap_max_s, gap_s)

@@ -34,7 +34,7 @@ from planner.simulator.counting import (
 from planner.simulator.layout import BLOCK, DECODE, ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, where_has, where_rare
 from planner.simulator.queue_orders import charge_token, charge_tokens
-from planner.simulator.slots import blocks_for, blocks_for_next_step, steps_with_blocks
+from planner.simulator.slots import blocks_for_next_step, blocks_of_steps, steps_with_blocks
 
 
 @kernel_jit
@@ -116,7 +116,7 @@ def evict_for_run(state, l, steps, taken_blocks, time_s):
         if done >= steps:
             break
         step_s = lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, done)
-        evict_idle(state, w, blocks_for(lane, done + 1), step_s)
+        evict_idle(state, w, blocks_of_steps(lane, done + 1), step_s)
         is_timed = cache.idle_blocks < idle_blocks
     evict_idle(state, w, taken_blocks, time_s)
 
@@ -150,7 +150,7 @@ def advance_decodes(state, l, steps, time_s):
                 record_classes(state, l, lane.last_token_s, gap_s, 0.0, ONE, punctual)
     # Reserved blocks were counted at the admission, those of a pipeline when the step was started.
     if kind.lanes == 1 and kind.reserved_blocks == 0:
-        taken_blocks = blocks_for(lane, steps)
+        taken_blocks = blocks_of_steps(lane, steps)
         evict_for_run(state, l, steps, taken_blocks, time_s)
         worker.used_blocks += taken_blocks
     charge_tokens(state, l, steps)

@@ -41,11 +41,11 @@ Ints = npt.NDArray[np.int64]
 class ElasticPool:
     """How one pool of a fleet may change.
 
-    A worker is ready `start_s` after it is requested. But of the workers that are starting at any moment up
-    to `warm` are ready `warm_start_s` after their request, because their nodes hold the image and the weights
-    already. Until a worker is requested on it, such a node is not paid. A worker is stopped `drain_limit_s`
-    after it is given up, even if it still runs requests. Spot workers are interrupted `interruptions_per_h`
-    times per hour of a worker, with a notice of `notice_s`.
+    A worker is ready `start_s` after it is requested. A worker that is requested while fewer than `warm`
+    others start warm is ready after `warm_start_s`, because its node holds the image and the weights already.
+    Until a worker is requested on it, such a node is not paid. A worker is stopped `drain_limit_s` after it
+    is given up, even if it still runs requests. Spot workers are interrupted `interruptions_per_h` times per
+    hour of a worker, with a notice of `notice_s`.
 
     `first` workers are there at time zero; None stands for the pool's count in the fleet. The controller gets
     `least` to `most` workers. Draining workers count among the `most`: a worker for which there is no room
@@ -177,7 +177,7 @@ class Stock:
 
     def __init__(self, limits: StockLimits | None):
         self.limits = limits
-        self.workers: Counter[WorkerType] = Counter()  # Those that are there, by type.
+        self.workers: Counter[WorkerType] = Counter()  # Workers that are there, by type.
         self.draining: list[_ElasticRun] = []  # The run of each draining worker, one entry for each worker.
         self.waiting: list[_ElasticRun] = []  # Runs that want more GPUs than are free.
 
@@ -232,8 +232,8 @@ def simulate_elastic(
     `pools` (P,) say how each pool of the fleet may change. If a pool shrinks, its workers that still start
     are given up first, the latest requested first; then ready ones, the latest ready first, and among equals
     the one with the highest number, as a Kubernetes ReplicaSet does. A worker that is gone leaves its number
-    to the next one. Spot interruptions are drawn with the fleet's policies.seed, for each worker that takes a
-    number by itself, from the moment it is ready.
+    to the next one. Spot interruptions are drawn with the fleet's policies.seed, for each worker separately,
+    from the moment it is ready.
 
     Requests that find no worker wait in limbo as long as one that is off could hold them. They are left
     unfinished if none finishes for LIMBO_PATIENCE_S plus the time of a start after the last arrival.
@@ -462,7 +462,7 @@ class _ElasticRun:
         self.now_s = 0.0
         # How many requests are done, and when that number last rose or requests still arrived (`is_stuck`).
         self.done, self.done_s = 0, 0.0
-        self.waits_since_s = math.inf  # Since when it lacks GPUs, or got the last worker while it did.
+        self.waits_since_s = math.inf  # Since when the run lacks GPUs, or its last start meanwhile.
         self.has_look_planned = False  # Whether an event _LOOKS_FOR_ROOM is under way.
         self.is_done = False  # Whether the kernel has served all requests; it is ahead of `now_s` then.
 
@@ -594,8 +594,8 @@ class _ElasticRun:
         self.make_ready(pause_s)
         self.due_disturbances.append((pause_s, layout.PAUSE, 0))
         disturbances = self.state.disturbances
-        # One disturbance more, at an infinite time, ends the list. Where the array is too short, the new one
-        # has room for twice as many, so that it seldom happens.
+        # One disturbance more, at an infinite time, ends the list. An array that is too short is replaced by
+        # one with room for twice as many, so that this seldom happens.
         if len(disturbances) < len(self.due_disturbances) + 1:
             disturbances = np.zeros(2 * len(self.due_disturbances) + 1, layout.DISTURBANCE)
             self.state = self.state._replace(disturbances=disturbances)

@@ -1,7 +1,7 @@
 """The discrete-event kernel: simulates every engine step of a fleet over a trace, in compiled code that has
 no object per request.
 
-A worker forms steps as its batching policy says (batching.py), and each takes the seconds of its fit
+A worker forms steps as its batching policy says (batching.py). A fit gives the seconds of each step
 (step_times.py). The first token leaves with the last prefill chunk. Between arrivals, completions and
 prefills nothing but the context changes, so a decode-only batch is advanced many steps at once: with D
 sequences step j, from 0 on, lasts  first + j d D  (d: seconds per KV token). These steps have a sum in closed
@@ -10,8 +10,8 @@ is still counted exactly (counting.py).
 
 Disaggregated requests leave their prefill worker when the first token is out. The decode worker reserves
 blocks, the KV blocks cross the link, the prefill worker frees them, and the request joins the next decode
-step. The gap after its first token includes all of that (transfer.py). With some engines clients do not
-get the token of the prefill worker: that next step computes the last token of the prompt again, and TTFT
+step. The gap after its first token includes all of that (transfer.py). Some engines do not send the token of
+the prefill worker to clients: the next decode step computes the last token of the prompt again, and TTFT
 includes the hand-off.
 
 With speculative decoding (planner.models.speculation) each step is an event: decodes make different numbers
@@ -20,10 +20,11 @@ of tokens in it, which leave together (decoding.py).
 A worker that goes down loses its KV: the requests whose KV it was are routed anew and recompute all their
 tokens. A request whose KV is still on its prefill worker only gets another decode worker.
 
-Events are ordered by (time, kind): arrivals first, then lanes by State.order, the link, the outside world. An
-idle lane that gets work starts by an event of its own at the same moment, after all arrivals of that moment,
-so these are in its step. The `cause` of what happens is the entity whose event it is part of, NONE for an
-arrival; it decides what an engine knew when it formed a step at that moment (transfer.py).
+Events are ordered by (time, kind): arrivals first, then lanes by State.order, the link, the disturbances.
+An idle lane that gets work starts by an event of its own at the same moment, after
+all arrivals of that moment, so its step has them. The `cause` of what happens is the entity whose event it is
+part of, NONE for an arrival; it decides what an engine knew when it formed a step at that moment
+(transfer.py).
 
 A request of a session arrives its think time after the last request it waits for has finished. Without think
 time, steps that start at that moment come first: no client is so quick that its next request is in them.
@@ -248,10 +249,10 @@ def _enter_engine(state, r, w, time_s, cause):
         append_to_list(state.requests, worker, UNKNOWN, r)
     else:
         enqueue_request(state, w, r)
-    # Where the first request of the queue could not be admitted, none behind it is. So the worker is woken
-    # only for a request that is first, or may overtake. In a heap, a request that overtakes all
-    # others is `first_waiting` now. An asynchronous engine has not queued r yet, so there only FCFS, where no
-    # request overtakes, spares the wake-up.
+    # A request behind one that could not be admitted is not admitted either. So the worker is woken only for
+    # a request that is first, or may overtake. In a heap, a request that overtakes all others is
+    # `first_waiting` now. An asynchronous engine has not queued r yet, so it is woken in every order but
+    # FCFS.
     overtakes = kind.queue_order != FCFS if kind.is_async else not sorts_by_key(kind.queue_order)
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
@@ -273,7 +274,7 @@ def _end_reading(state, time_s):
         if v != NONE:
             assign_request(state, v, r, -1.0)
             _note_idle(state, v, time_s)
-        _mark_lost(state, r)  # Its worker went down meanwhile.
+        _mark_lost(state, r)
     elif v != NONE:
         _request_kv(state, r, time_s, NONE)
     else:
@@ -318,6 +319,7 @@ def hand_off(state, r, time_s, cause):
     request.decode_worker = v
     assign_request(state, v, r, 1.0)
     worker, kind = state.workers[v], state.types[state.workers[v].type]
+    # With PREFILLED (see `_request_kv`) the decode pool is tested alone, without the time of a hand-off.
     if state.counters[PREFILLED] == 0 and kind.hand_off_s > 0.0:
         request.epoch_back = worker.epoch
         sent_s = time_s + kind.hand_off_s
@@ -338,7 +340,7 @@ def _kv_readable_s(state, w, v, time_s):
     if len(state.met_s) == 0:
         return -np.inf
     if state.met_s[w, v] == NEVER:
-        is_cold = time_s < state.window[0]
+        is_cold = time_s < state.window[0]  # The warm-up ends at window[0].
         state.met_s[w, v] = (
             time_s + state.types[state.workers[v].type].first_hand_off_s if is_cold else time_s
         )
@@ -390,8 +392,8 @@ def route_arrival(state, r, time_s, cause):
 
 @kernel_jit
 def _end_request(state, w, r, time_s):
-    """Finish request r, which has its last token. Its seat (max_num_seqs) and its blocks are free now; on an
-    asynchronous engine only once that has formed its next step.
+    """Finish request r, which has its last token. Its seat (max_num_seqs) and its blocks are free now, or,
+    on an asynchronous engine, once the engine has formed its next step.
     """
     worker = state.workers[w]
     leave_memory(state, w, r)
@@ -405,8 +407,7 @@ def _end_request(state, w, r, time_s):
 def _end_done_unordered(state, l, time_s):
     """End the decodes of lane l that have their last token, and find when the next of its decodes ends.
 
-    One pass does both, because the last slot moves into an emptied one, and so to no place that the pass has
-    left behind.
+    One pass does both, because the last slot moves into the emptied one, which the pass reads next.
     """
     lane, slot, soonest = state.lanes[l], ZERO, LATEST_STEP
     decode_step = lane.decode_step  # In a variable, since LLVM would read the field for every slot.
@@ -429,7 +430,7 @@ def end_done(state, l, time_s):
     """
     lane = state.lanes[l]
     while True:
-        first = lane.decodes
+        first = lane.decodes  # No slot has this number: none found yet.
         for slot in range(lane.decodes):
             if state.slots[l, slot].finish_step == lane.decode_step and (
                 first == lane.decodes
@@ -475,8 +476,10 @@ def _end_lane(state, l, time_s):
             if kind.batching != VLLM_V1:  # vLLM v1 put it back when the step was formed.
                 append_to_list(state.requests, worker, PARTIAL, r)
             continue
+        # With TYPE.discards_token clients do not see the first token if a prefill worker makes it; the decode
+        # worker then computes the prompt's last token again.
         is_seen = worker.role != PREFILL or kind.discards_token == 0 or request.generated_tokens > 0
-        if not is_seen:  # The decode worker will compute the prompt's last token again.
+        if not is_seen:
             request.last_token_s = time_s
         elif request.generated_tokens == 0:
             first_token(state, r, time_s)
@@ -500,6 +503,7 @@ def _end_lane(state, l, time_s):
         else:
             join_lane(state, l, r)
     lane.prefills = 0
+    # Asynchronous engines receive in `receive_late`, engines that pull when they form their next step.
     if not kind.is_async and not kind.pulls_kv:
         receive_handoffs(state, w, time_s, l)
 
@@ -533,15 +537,16 @@ def _note_idle(state, w, time_s):
 def _drop_lost_transfer(state, r, time_s):
     """Route request r anew if one of its two workers went down while its KV crossed the link.
 
-    The other one gives back what it reserved for r. False, and nothing happens, if both have stayed up.
+    A decode worker that stayed up gives back what it reserved for r. False, and nothing happens, if both
+    workers stayed up.
     """
     request = state.requests[r]
     link = len(state.lanes)
     v = request.decode_worker
-    is_received = state.workers[v].epoch == request.epoch_back
-    if is_received and not _is_lost(state, r):
+    stayed_up = state.workers[v].epoch == request.epoch_back
+    if stayed_up and not _is_lost(state, r):
         return False
-    if is_received:
+    if stayed_up:
         blocks = request_blocks(state, v, request.length_tokens) + seat_blocks(state, v, r)
         state.workers[v].used_blocks -= blocks
         assign_request(state, v, r, -1.0)
@@ -591,8 +596,8 @@ def _mark_lost(state, r):
 def _reset_progress(state, r):
     """Let request r, which lost its KV after its prompt was computed, compute all its tokens again."""
     request = state.requests[r]
-    # Its newest token had no KV yet, so there is one more to compute. If it has none yet, that is the last
-    # token of its prompt, where `batching.seat_request` has taken it off `length_tokens`.
+    # One token more than had KV must be computed: the newest output token, or, before the first output token,
+    # the last token of the prompt if `batching.seat_request` has taken it off `length_tokens`.
     request.length_tokens += request.generated_tokens > 0 or request.length_tokens < request.input_tokens
     request.computed_tokens, request.drafted_blocks = 0, 0
     lose_prefix(state, r)
@@ -631,7 +636,8 @@ def _take_rank_down(state, w, time_s):
                 advance_decodes(state, l, done, lane.run_start_s + done_s)
                 worker.busy_s += done_s
                 worker.steps += done
-        # A prompt is in the list PARTIAL or, during a step, in its chunk only; here all come into the list.
+        # A prompt is in the list PARTIAL or, during a step, only in its chunk. Here all are put into the
+        # list.
         for i in range(lane.prefills):
             chunk = state.chunks[l, i]
             if chunk.is_last or state.types[worker.type].batching != VLLM_V1:
@@ -680,7 +686,7 @@ def _take_rank_down(state, w, time_s):
 
 @kernel_jit
 def _empty_worker(state, w, time_s):
-    """Set worker w to what it has after a start: no requests, blocks or adapters, and an empty cache."""
+    """Reset worker w to the state after a start: no requests, no blocks, an empty cache."""
     worker = state.workers[w]
     empty_cache(state, w, time_s)
     forget_adapters(state, w)
@@ -723,7 +729,7 @@ def _reroute_without_kv(state, v, time_s):
         else:
             append_to_list(state.requests, state.workers[v], INBOUND, r)
         r = following
-    outside = len(state.lanes) + 1  # The entity after the link (layout.State).
+    outside = len(state.lanes) + 1  # The entity whose events are the disturbances (layout.State).
     receive_handoffs(state, v, time_s, outside)
 
 
@@ -733,7 +739,7 @@ def _apply_next_disturbance(state, time_s):
     disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
     state.counters[NEXT_DISTURBANCE] += 1
     following = state.counters[NEXT_DISTURBANCE]
-    outside = len(state.lanes) + 1  # The entity after the link (layout.State).
+    outside = len(state.lanes) + 1  # The entity whose events are the disturbances (layout.State).
     next_s = state.disturbances[following].time_s if following < len(state.disturbances) else NEVER
     set_time(state, outside, next_s)
     if disturbance.kind == PAUSE:
@@ -744,7 +750,7 @@ def _apply_next_disturbance(state, time_s):
 
 @where_rare(lambda state, disturbance, time_s, cause: None)
 def _apply_disturbance(state, disturbance, time_s, cause):
-    """Let a worker go down, drain, be removed or come up, or it or the link change its speed."""
+    """Let a worker go down, drain, be removed or come up, or change the speed of a worker or of the link."""
     if disturbance.kind == LINK_SLOW:
         state.link[0].slow_factor = disturbance.factor
     elif disturbance.kind == SLOW:
@@ -772,7 +778,7 @@ def _apply_disturbance(state, disturbance, time_s, cause):
 
 @small_jit
 def _starts_next(state, time_s):
-    """Whether the next event is a step that starts at `time_s`; requests that are held back come after it."""
+    """Whether the next event is a step that starts at `time_s`; it precedes requests that are held back."""
     entity = state.heap[0]
     is_next = next_time_s(state) == time_s and entity < len(state.lanes)
     return is_next and state.lanes[entity].run_steps == 0

@@ -236,8 +236,8 @@ def put_aside_back(state, w):
 
 @kernel_jit
 def hold_tree_nodes(state, w, r, nodes, time_s):
-    """Put back those of the next `nodes` nodes of request r that have left the shared store since its worker
-    found them. False, with some nodes still missing, if too few others can leave for them.
+    """Put nodes back into the shared store: of the next `nodes` nodes of request r, those that have left
+    since its worker found them. False, with some nodes still missing, if too few others can leave for them.
     """
     caches, number = state.caches, _memory_number(state, w)
     if state.offload.memories[w].is_shared == 0:
@@ -253,7 +253,7 @@ def hold_tree_nodes(state, w, r, nodes, time_s):
             e = add_entry(state, number, node)
             list_oldest(state, number, e)
             caches.entries[e].is_cached = 1
-            state.offload.left_s[node] = NEVER  # As if it had stayed.
+            state.offload.left_s[node] = NEVER  # The node counts as never gone.
     _mark_offer(state, w, r, first, first + nodes, 0)
     return has_all
 

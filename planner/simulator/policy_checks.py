@@ -33,9 +33,9 @@ from planner.policies import (
 def check_policies(fleet: Fleet) -> None:
     """Raise InputError for policies that are unknown, do not go together, or do not go with the fleet."""
     policies = fleet.policies
-    for name, known in BY_FIELD.items():  # `known` are the rows that this field of Policies may name.
-        if (chosen := getattr(policies, name)) not in known:
-            raise InputError(f"policies.{name} is {chosen!r}, must be one of {', '.join(known)}")
+    for name, rows in BY_FIELD.items():  # `rows` are those that this field of Policies may name.
+        if (chosen := getattr(policies, name)) not in rows:
+            raise InputError(f"policies.{name} is {chosen!r}, must be one of {', '.join(rows)}")
     batching = BATCHING[policies.batching]
     if batching.needs_reserve and not policies.reserve_tokens:
         raise InputError(f"policies.reserve_tokens is 0, must be > 0 for {batching.name}, which needs it")
@@ -282,9 +282,9 @@ def _check_repurpose_after(policies: Policies) -> None:
 
 
 def _check_caches(policies: Policies) -> None:
-    """Raise InputError for policies that need prefix caches although the fleet has none, that are not
-    simulated beside such caches, or that are not simulated beside a policy that counts tenants; and for
-    weights of tenants and groups of priorities that are no possible numbers.
+    """Raise InputError for policies that need prefix caches although the fleet has none, and for policies
+    that are not simulated beside such caches or beside a policy that counts tenants. Raise it also for
+    impossible weights of tenants and numbers of priority groups.
     """
     decode_row = ROUTING[policies.decode_routing]
     if decode_row.reads_cache_state:

@@ -82,7 +82,7 @@ from planner.simulator.step_times import UNBOUNDED
 
 @intrinsic
 def _lowest_bit(typing_context, word):
-    """Index of the lowest bit that is set, of a word that has one: one machine instruction."""
+    """The index of the lowest bit set in a word that is not 0: one machine instruction."""
 
     def codegen(context, builder, signature, arguments):
         return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
@@ -94,7 +94,7 @@ def _lowest_bit(typing_context, word):
 def route_by_prefix(state, r, time_s):
     """The worker for request r, which has nothing computed; NONE if it fits on none.
 
-    Routers that count a prompt as cached when they send it note that now; others learn when it is computed.
+    Routers that count a prompt as cached when they send it do so here; others learn when it is computed.
     """
     caches, policy = state.caches, state.counters[ROUTING + FRONT]
     read_notices(state, time_s, ZERO)
@@ -102,7 +102,7 @@ def route_by_prefix(state, r, time_s):
     if _hears_evictions(state, policy) and _evict_for_runs(state, time_s):
         read_notices(state, time_s, ZERO)
         _match_nodes(state, r)
-    if policy < AFFINITY:  # The policies before it do not look at caches.
+    if policy < AFFINITY:  # Policies with lower codes do not look at caches.
         w = choose_worker(state, FRONT, r, time_s)
     elif policy == CACHE_AWARE:
         w = _cache_aware_worker(state, r)
@@ -134,7 +134,7 @@ def _hears_evictions(state, policy):
     by_turns = state.types[0].queue_order == TURNS
     if policy >= AFFINITY:
         return policy != CACHE_AWARE and (policy != TENANT_TURNS or by_turns)
-    by_tokens = state.types[0].routing_weight[FRONT, 0] > 0.0  # Weight 0 is that of pending tokens.
+    by_tokens = state.types[0].routing_weight[FRONT, 0] > 0.0  # Index 0: the weight of pending tokens.
     return by_turns or by_tokens or policy == DEFERRED or policy == BEST_FIT or policy == REBALANCED
 
 
@@ -216,9 +216,9 @@ def _missed_tokens(state, w, r):
 
 @kernel_jit
 def _least_score(state, r, by_seconds):
-    """The worker with the longest match, among equals the lowest score (prefix-affinity); or `by_seconds` the
-    one with the least seconds of pending work and missed prefill (min-ttft), which counts the match by the
-    prefill that it saves. NONE if no worker can hold the request.
+    """The worker with the longest match, among equals the lowest score (prefix-affinity), or, `by_seconds`,
+    with the least seconds of pending work and missed prefill (min-ttft). NONE if no worker can hold the
+    request.
     """
     caches, need = state.caches, _needed_blocks(state, r)
     best, best_match, best_s = NONE, NONE, np.inf
@@ -237,8 +237,8 @@ def _least_score(state, r, by_seconds):
 
 @kernel_jit
 def _pinned_worker(state, r):
-    """By pinned-prefix: of the workers on which the longest pinned prefix of request r is pinned, the one
-    with the least seconds; of all workers if none of those can hold the request.
+    """By pinned-prefix: the worker with the least seconds, of those where the longest pinned prefix of
+    request r is pinned, or of all workers if none of those can hold the request.
     """
     caches, need = state.caches, _needed_blocks(state, r)
     last = NONE  # The deepest node of the prompt that is pinned on any worker.
@@ -325,7 +325,8 @@ def _e2_worker(state, r, time_s):
         shared = _prefix_nodes(state, r, longest_match)
         chosen = _subtree_home(state, r, longest_match)
         if chosen == NONE:
-            # Every worker with a replicated prefix is as good, however much more one of them has.
+            # If the prefix is replicated, all workers that have it are equally good: a longer match counts no
+            # more.
             chosen = _least_load(
                 state, r, shared if _is_replicated(state, r, shared) else longest_match, time_s
             )
@@ -348,7 +349,7 @@ def _e2_worker(state, r, time_s):
 
 @kernel_jit
 def _least_frac(state, time_s):
-    """The share of a prompt of which more must be cached for the longest match to count: 1/2 in e2.
+    """The longest match counts if more than this share of the prompt is cached: 1/2 in e2.
 
     In e2-dynamic it is 1 - u / 2, where workers were busy for a share u of the window.
     """
@@ -386,9 +387,9 @@ def _expect_decodes(state):
 
 @kernel_jit
 def _subtree_home(state, r, longest_match):
-    """The worker that was given the deepest subtree of the prompt, within the `longest_match` nodes that any
-    worker has, and still has the prefix that the subtree follows. NONE where there is no such worker, or
-    where it cannot take the request.
+    """The worker that was given a subtree of the prompt, within the `longest_match` nodes that any worker
+    has, and still has the prefix that the subtree follows; that of the deepest such subtree. NONE if there is
+    none, or if the worker cannot take the request.
     """
     caches, need = state.caches, _needed_blocks(state, r)
     for i in range(min(longest_match, caches.prompts[r].depth - 1), 0, -1):
@@ -450,8 +451,8 @@ def _is_below(state, q, nodes, prefix):
 
 @kernel_jit
 def _prefix_nodes(state, r, most):
-    """Nodes of request r, of its first `most`, up to the end of the deepest prefix whose waits are counted or
-    that was replicated.
+    """The length, in nodes, of the deepest prefix of request r, of `most` nodes at most, whose waits are
+    counted or that was replicated.
     """
     for i in range(most - 1, -1, -1):
         prefix = state.caches.prefixes[tree_node_at(state, r, i)]
@@ -544,8 +545,8 @@ def _d2lpm_worker(state, r):
             most = max(most, credit[w])
     if longest_match == NONE:
         return NONE
-    # Each worker gets as many quanta as give the tenant credit on some worker. Rounding may leave that at 0;
-    # then one more round follows.
+    # Each worker gets as many quanta as give the tenant credit on some worker. Rounding may leave this credit
+    # at 0; then one more round follows.
     while most <= 0.0:
         quanta = np.floor(-most / quantum) + 1.0
         most += quanta * quantum

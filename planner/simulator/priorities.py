@@ -233,7 +233,7 @@ def _preempt_least_urgent(state, l, rows, r, served):
     if row == NONE:
         preempt_waiting(state, w, LEAVING, r)
         return ZERO
-    # It takes its chunk, which is lost with all that was computed.
+    # A preempted prompt takes its chunk, which is lost with all that was computed.
     n, c = np.int64(state.chunks[l, row].tokens), np.int64(state.requests[r].computed_tokens)
     blocks = blocks_of(c + n) - blocks_of(c)
     if n > 0:

@@ -132,7 +132,7 @@ def simulate_until(
     record: bool = False,
     every_s: float | None = None,
 ) -> Simulation:
-    """As `simulate`, but where requests can be streamed it raises streaming_requests.OutOfTime soon after
+    """Like `simulate`, but where requests can be streamed it raises streaming_requests.OutOfTime soon after
     `deadline`, on time.monotonic's clock, and records a histogram of gaps as for long traces.
     """
     if is_long(fleet, trace, limits, streaming_requests.CHUNK_REQUESTS):

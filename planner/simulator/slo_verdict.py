@@ -154,7 +154,7 @@ def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | Non
 
 
 def _percentile_in_place_s(values_s: Floats, percentile_frac: float) -> float:
-    """As `percentile_s` without weights; reorders `values_s`."""
+    """Like `percentile_s` without weights; reorders `values_s`."""
     if len(values_s) == 0:
         return float("nan")
     index = nearest_rank(percentile_frac, len(values_s)) - 1
@@ -209,7 +209,7 @@ def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[n
     """
     runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
     start_s, end_s = simulation.window_s
-    # Runs that end before the window or begin after it are left out of both.
+    # Runs that end before the window or begin after it are neither inside nor crossing.
     inside = (first_end_s >= start_s) & (last_end_s <= end_s)
     crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
     return np.concatenate([runs[inside], _runs_in_window(runs[crossing], start_s, end_s)])
@@ -257,7 +257,7 @@ def _runs_in_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) ->
         ends_s = run["start_s"] + (run["first_s"] * (j + 1) + run["growth_s"] * (j * (j + 1) / 2))
         steps_inside = np.flatnonzero((ends_s >= start_s) & (ends_s <= end_s))
         run["steps"] = len(steps_inside)
-        # Steps were cut off at the front: the run begins later, and its first step has grown.
+        # Without its first steps the run begins later, and its first step has grown.
         if len(steps_inside) and steps_inside[0]:
             run["start_s"] = ends_s[steps_inside[0] - 1]
             run["first_s"] += run["growth_s"] * steps_inside[0]
@@ -458,7 +458,8 @@ def missed_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[in
 def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> WindowResult:
     """The window in which limit `k`'s percentile is largest.
 
-    Of equal ones, and where gaps were not recorded, it is the window with the fewest values within the limit.
+    If several are equal, or gaps were not recorded, it is the window with the smallest share within the
+    limit.
     """
     limit, windows = simulation.limits[k], in_windows(simulation, k, edges_s)
     if not limit.metric_row.is_of_gaps:
@@ -475,7 +476,8 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> WindowResul
         ]
     else:
         return min(windows, key=lambda each: (each.holds, each.kept_frac))  # False comes before True.
-    # An empty window has no percentile (NaN). As -1 s it is the worst only if all windows are empty.
+    # An empty window has no percentile (NaN). It counts as -1 s, so that it is the worst only if all are
+    # empty.
     ranks = [
         (-1.0 if math.isnan(value) else value, -window.kept_frac)
         for value, window in zip(values_s, windows, strict=True)

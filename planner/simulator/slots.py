@@ -5,11 +5,11 @@ forms batches, one of several with pipeline parallelism (layout.py). A slot is t
 decode of a lane. All decodes of a lane advance by a step together, so a slot has the step of the lane at
 which its request ends (`finish_step`), and its KV tokens are `context_offset` plus the lane's steps.
 
-Rows of `state.workers` are ranks: a worker with data-parallel ranks has several. Letters: w a rank, l a lane,
-r a request, c its tokens in the KV cache, s the decode steps of a lane. `kind` is the worker's row of TYPE. A
-run: equal steps of a lane that follow each other (layout.py). Functions under @kernel_jit are compiled;
-where_has(field, f) and where_rare(f) put f in their place in the compiled form for fleets that do not need
-them (numba_compile.py).
+Rows of `state.workers` are ranks: a worker with data-parallel ranks has several, any other worker is its one
+rank. Letters: w a worker or rank, l a lane, r a request, c its tokens in the KV cache, s the decode steps of
+a lane. `kind` is the worker's row of TYPE. A run: equal steps of a lane that follow each other (layout.py).
+Functions under @kernel_jit are compiled; where_has(field, f) and where_rare(f) put f in their place in the
+compiled form for fleets that do not need them (numba_compile.py).
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def uncomputed_blocks(state, r):
 
 
 @kernel_jit
-def blocks_for(lane, steps):
+def blocks_of_steps(lane, steps):
     """KV blocks that the running decodes will take in their next `steps` steps.
 
-    A decode takes a block in a step before which its tokens, `context_offset` + step, fill whole blocks;
-    `residue[k]` counts the decodes whose `context_offset` is k modulo BLOCK. With speculative decoding
-    (`width` above 1) steps are simulated one by one, so `steps` is 0 or 1.
+    A decode takes a block in a step if its tokens before the step, `context_offset` + step, fill whole
+    blocks. `residue[k]` counts the decodes whose `context_offset` is k modulo BLOCK. With speculative
+    decoding (`width` above 1) steps are simulated one by one, so `steps` is 0 or 1.
     """
     if lane.width > 1:
         return lane.coming_blocks if steps > 0 else ZERO
@@ -281,18 +281,18 @@ def _reject_one(state, r):
 
 @small_jit
 def cached_on_arrival(request):
-    """Tokens that count as cached of a request that was handed over.
+    """How many tokens of a request that was handed over count as cached.
 
-    While it has generated no token, the last token of its prompt does not count: the decode worker computes
-    that one again to make the first token. Otherwise all its tokens count.
+    All its tokens do, except the last token of its prompt while the request has generated no token: the
+    decode worker computes this token again to make the first one.
     """
     return request.length_tokens - (request.generated_tokens == 0)
 
 
 @small_jit
 def request_blocks(state, w, tokens):
-    """KV blocks that a request with `tokens` in the cache takes on worker w: those that it reserved at once,
-    where engines reserve, or those of its tokens.
+    """KV blocks that a request with `tokens` in the cache takes on worker w: the blocks of its tokens, or all
+    that it reserved, on engines that reserve blocks.
     """
     reserved = state.types[state.workers[w].type].reserved_blocks
     return reserved if reserved > 0 else blocks_of(tokens)
@@ -300,8 +300,9 @@ def request_blocks(state, w, tokens):
 
 @small_jit
 def extra_blocks(kind, first, last):
-    """KV blocks of recurrent states and attention windows (planner/models/kv_layout.py): their mean while the
-    tokens of a sequence grow from `first` to `last` blocks.
+    """KV blocks of recurrent states and attention windows: their mean while the tokens of a sequence grow
+    from `first` to `last` blocks. A request takes the mean, so that the sum over many is right
+    (kv_layout.py).
     """
     if kind.window_ratio == 0.0:
         return kind.constant_blocks
@@ -316,7 +317,7 @@ def extra_blocks(kind, first, last):
 
 @small_jit
 def growing_blocks(kind, request):
-    """`extra_blocks` of a request from its prompt to its last token."""
+    """The `extra_blocks` of a request, which grows from its prompt to its last token."""
     return extra_blocks(
         kind, blocks_of(request.input_tokens), blocks_of(request.input_tokens + request.output_tokens)
     )
@@ -345,9 +346,9 @@ def blocks_to_begin(state, w, r):
     """KV blocks that request r, whose KV is on worker w, takes with its first step there."""
     request, worker = state.requests[r], state.workers[w]
     lane, kind = state.lanes[worker.first_lane], state.types[worker.type]
-    held = blocks_of(np.int64(request.length_tokens))
+    own_blocks = blocks_of(np.int64(request.length_tokens))
     needed = blocks_for_next_step(kind, lane, request, np.int64(cached_on_arrival(request)))
-    return max(needed, held) - held
+    return max(needed - own_blocks, ZERO)
 
 
 @kernel_jit
@@ -404,15 +405,15 @@ def _ranked_tokens(kind, request):
 
 @kernel_jit
 def priority_of(state, w, r):
-    """The number by which worker w sorts request r in its queue, smallest first; where engines go by priority
-    (TYPE.by_priority) it is vLLM's priority. Not for scheduling batches, nor for orders that look at caches.
+    """The number by which worker w sorts request r in its queue, smallest first; with TYPE.by_priority it is
+    vLLM's priority. Scheduling batches, and orders that look at caches, have no such number.
     """
     request, kind = state.requests[r], state.types[state.workers[w].type]
     if kind.queue_order == FCFS:
         return request.arrival_s
     if kind.queue_order == EDF:
         return request.arrival_s + _due_s(state, r)
-    if not sorts_by_key(kind.queue_order):  # Of these orders only dlpm-turns has such a number.
+    if not sorts_by_key(kind.queue_order):  # The exception is dlpm-turns, which looks at caches too.
         return _place_in_turns(state, r)
     tokens = _ranked_tokens(kind, request)
     # A prompt may be overtaken only by those that arrive within its window (TYPE.queue_window_s).
@@ -431,8 +432,9 @@ def enqueue_request(state, w, r):
     if not sorts_by_key(kind.queue_order):
         line_up(state, w, r, False)  # False: at the end of its queue.
         return
-    # Such requests may be sorted by tokens inside scheduling batches, which are served in turn.
-    if kind.queue_batch > 0 and FCFS < kind.queue_order < EDF:  # Orders sjf, ljf or srpt.
+    # The orders sjf, ljf and srpt (codes between FCFS and EDF) may sort inside scheduling batches, which are
+    # served in turn.
+    if kind.queue_batch > 0 and FCFS < kind.queue_order < EDF:
         # Batches fill in order of arrival: a new one begins when the last is being served, or is full.
         if worker.filled_batch <= worker.served_batch:
             worker.filled_batch, worker.filled = worker.served_batch + 1, 0
@@ -460,7 +462,7 @@ def enqueue_preempted(state, w, r):
     if not sorts_by_key(state.types[worker.type].queue_order):
         line_up(state, w, r, True)  # True: at the front.
         return
-    # Below every other key, and below those of earlier preemptions.
+    # The key is below all keys of requests that were not preempted, and below those of earlier preemptions.
     worker.first_waiting = insert_in_heap(
         state.requests, worker.first_waiting, r, -LONGEST * LONGEST * worker.preemptions
     )
@@ -531,7 +533,9 @@ def join_lane(state, l, r):
 
 @kernel_jit
 def take_out(state, l, slot):
-    """Empty a slot and return its request, whose record gets the slot's values. It keeps its blocks."""
+    """Empty a slot and return its request, whose record gets the slot's values. The request keeps the blocks
+    of its tokens.
+    """
     settle_gap(state, l, slot)
     lane, slots = state.lanes[l], state.slots
     r = slots[l, slot].request
@@ -610,8 +614,9 @@ def cached_tokens(state, l, slot):
 def preempt_decode(state, l, slot, is_in_step):
     """Drop a running decode: it waits to recompute everything it had (`enqueue_preempted`).
 
-    If the decode `is_in_step`, the step being formed, vLLM has cached all its known tokens. An asynchronous
-    engine does not know the token of the step under way, which the step being formed was to compute.
+    If the decode `is_in_step` (of the step being formed), vLLM counts its newest token as cached too, whose
+    KV that step was to compute. An asynchronous engine does not know this token while the step that makes it
+    is under way.
     """
     cached = cached_tokens(state, l, slot)
     if is_in_step:
@@ -645,6 +650,7 @@ def rest_decode(state, l, slot):
     cached, used_blocks = cached_tokens(state, l, slot), worker.used_blocks
     r = take_out(state, l, slot)
     refresh_next_finish_step(state, l)
+    # `take_out` gave back the blocks for drafts; the request keeps them.
     state.requests[r].drafted_blocks = used_blocks - worker.used_blocks
     worker.used_blocks = used_blocks
     state.requests[r].computed_tokens = cached  # `preempt_waiting` reads it there.
@@ -656,8 +662,8 @@ def preempt_waiting(state, w, list_number, r):
     """Preempt request r, which is in list `list_number` of worker w.
 
     It is a prompt computed in part (PARTIAL), a decode that was left out of the step (RESTING), or a request
-    whose last token the engine has not seen yet (LEAVING). A decode computes all its tokens again, the newest
-    too; a prompt those that were computed.
+    whose last token the engine has not seen yet (LEAVING). A decode has to compute all its tokens again, the
+    newest too; a prompt those that were computed.
     """
     worker = state.workers[w]
     remove_from_list(state.requests, worker, list_number, r)
@@ -719,7 +725,7 @@ def blocks_of_run(kind, lane, time_s):
         or lane.decodes * lane.is_decoding == 0
     ):
         return ZERO
-    return blocks_for(lane, steps_done(lane, time_s) + 1)
+    return blocks_of_steps(lane, steps_done(lane, time_s) + 1)
 
 
 @where_rare(lambda state, w, r, time_s: ZERO)
@@ -732,13 +738,14 @@ def foreseen_blocks(state, w, r, time_s):
     """
     worker, new_request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
+    is_dynamic = kind.admission != RESERVE_STATIC  # The other admission by predictions.
     if worker.running == 0:
         return ZERO
     # Steps until r is predicted to end; for reserve-dynamic until the first of r and the running decodes.
     steps_ahead = max(new_request.predicted_tokens - new_request.generated_tokens, ONE)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
-        if kind.admission != RESERVE_STATIC:
+        if is_dynamic:
             done = steps_done(lane, time_s)
             for slot in range(lane.decodes):
                 request = state.requests[state.slots[l, slot].request]
@@ -750,8 +757,8 @@ def foreseen_blocks(state, w, r, time_s):
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
         steps = steps_done(lane, time_s)
-        if kind.admission != RESERVE_STATIC:
+        if is_dynamic:
             steps += steps_ahead
         if lane.decodes > 0 and kind.reserved_blocks == 0:
-            total += blocks_for(lane, steps)
+            total += blocks_of_steps(lane, steps)
     return total

@@ -176,7 +176,7 @@ class StreamedRequests:
             raise MoreRuns
         runs = state.runs[:recorded]
         self.gaps.add(runs)
-        # Of this many stretches between two pauses the middle one is a sample: its runs are kept.
+        # The middle one of this many stretches between two pauses is a sample: its runs are kept.
         stretches_per_sample = max(-(-(len(self.pauses_s) + 1) // SAMPLES), 1)
         if pause % stretches_per_sample == stretches_per_sample // 2 and recorded:
             part = runs[:SAMPLE_RUNS].copy()

@@ -27,7 +27,7 @@ class Timetable:
 
     # Fields of a `TimedController` (elastic.py):
     every_s = math.inf  # Decisions are at the times that `next_s` names.
-    lag_s = 0.0  # Of a reading only the time matters.
+    lag_s = 0.0  # Only the time of a reading matters.
 
     def __init__(
         self, times_s: Sequence[float], sizes: Sequence[Sequence[int]], start_s: Sequence[float]

@@ -25,9 +25,9 @@ from planner.simulator.polling import steps_until_poll
 from planner.simulator.queues import insert_in_heap, remove_from_list, remove_root
 from planner.simulator.ranks import event_lane, rank_count, runs_empty, shorten_ranks
 from planner.simulator.slots import (
-    blocks_for,
     blocks_for_next_step,
     blocks_of,
+    blocks_of_steps,
     blocks_to_begin,
     foreseen_blocks,
     request_blocks,
@@ -62,7 +62,7 @@ def shorten_run(state, w, time_s, cause):
 @kernel_jit
 def _end_after_next(state, l, time_s):
     """End the run of lane l after the step that follows the one in progress, because an asynchronous engine
-    has formed that step already; on an engine that polls, once it looks for requests after that.
+    has formed that step already. An engine that polls goes on until it looks for requests.
     """
     lane = state.lanes[l]
     if lane.run_steps > 1:
@@ -118,7 +118,7 @@ def wake_for_kv(state, v, r, time_s, cause):
     worker, request = state.workers[v], state.requests[r]
     delay, l = state.types[worker.type].kv_delay_steps, event_lane(state, v)
     lane = state.lanes[l]
-    request.known_step = 0
+    request.known_step = 0  # Known in any step.
     if delay == 0 or lane.run_steps == 0 or runs_empty(state, v):
         wake_worker(state, v, time_s, cause)
         return
@@ -146,7 +146,7 @@ def _has_room(state, w, r, steps, time_s):
     lane = state.lanes[worker.first_lane]
     if kind.is_async:
         return _has_room_async(state, w, r, steps)
-    coming = blocks_for(lane, steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
+    coming = blocks_of_steps(lane, steps) if kind.lanes == 1 and kind.reserved_blocks == 0 else 0
     if kind.batching == VLLM_V1:
         coming += uncomputed_blocks(state, worker.head[PARTIAL])
     elif kind.reserved_blocks == 0:
@@ -172,7 +172,7 @@ def _has_room_async(state, w, r, steps):
         return False
     blocks = worker.used_blocks + _hand_off_blocks(state, w, r)
     if lane.decodes > 0:
-        blocks += blocks_for(lane, steps + 1)
+        blocks += blocks_of_steps(lane, steps + 1)
     if lane.width > 1:  # Drafted tokens that the next step checks.
         blocks += lane.decodes * blocks_of(lane.width)
     for i in range(lane.prefills):
@@ -202,7 +202,7 @@ def _next_blocks(state, w, r):
 
 @small_jit
 def is_full(state, w):
-    """Whether the first hand-off to worker w waits for KV blocks, if nothing but `used_blocks` takes any."""
+    """Whether the first hand-off to worker w waits for KV blocks even if only `used_blocks` are taken."""
     worker = state.workers[w]
     blocks = worker.used_blocks + worker.awaited_blocks
     return worker.head[INBOUND] != NONE and blocks > state.types[worker.type].kv_blocks
@@ -290,7 +290,7 @@ def _may_pull(state, w, r, steps, time_s):
     kind = state.types[worker.type]
     taken = worker.running
     ready = worker.head[READY]
-    while kind.is_async > 0 and ready != NONE:  # Those that get a seat in the step that is formed now.
+    while kind.is_async > 0 and ready != NONE:  # Ready requests that get a seat in this step.
         taken += _knows_of_kv(worker, state.requests[ready]) and has_slot(state, w, ready)
         ready = state.requests[ready].next
     return taken < kind.seats and _has_room(state, w, r, steps, time_s)
@@ -363,7 +363,7 @@ def begin_pulls(state, w, time_s):
             _begin_transfer(state, w, r, time_s)
             is_pulling = True
         r = following
-    if is_pulling and worker.used_blocks + blocks_for(lane, lane.run_steps) > kind.kv_blocks:
+    if is_pulling and worker.used_blocks + blocks_of_steps(lane, lane.run_steps) > kind.kv_blocks:
         _end_after(state, event_lane(state, w), ONE)
 
 
@@ -405,14 +405,14 @@ def transfer_end_s(state, r, blocks, time_s):
         rest_s = seconds * (1.0 - link.overlap_frac)
         if time_s == request.last_token_s:  # The transfer starts as the prefill ends.
             overlap_s = min(request.prefill_step_s, seconds * link.overlap_frac)
-    start = time_s - overlap_s
+    start_s = time_s - overlap_s
     if link.is_shared:
-        start = max(start, link.free_s)
-    end = max(start + seconds, time_s + rest_s) + link.latency_s
+        start_s = max(start_s, link.free_s)
+    end_s = max(start_s + seconds, time_s + rest_s) + link.latency_s
     if link.is_shared:
-        end = max(end, link.last_s)
-        link.free_s, link.last_s = start + seconds, end
-    return end
+        end_s = max(end_s, link.last_s)
+        link.free_s, link.last_s = start_s + seconds, end_s
+    return end_s
 
 
 @kernel_jit

@@ -274,6 +274,7 @@ def _status_of(highs: highspy.Highs) -> Status:
         return "infeasible"
     if name == "kOptimal":
         return "optimal"
+    # HiGHS counts no nodes (-1) for a program without integers.
     has_integers, has_point = info.mip_node_count >= 0, info.primal_solution_status == HIGHS_HAS_POINT
     return "feasible" if has_integers and has_point else "unknown"
 

@@ -25,8 +25,7 @@ from planner.reports import charts, output
 from planner.reports.curves import Curve, class_text, cumulative_curve, limits_by_chart
 from planner.reports.drawing import CaptionedChart
 from planner.reports.fact_sentences import backlog_text, more_text
-from planner.reports.page import charts_html as figures_html
-from planner.reports.page import page_html, table_html
+from planner.reports.page import charts_html, page_html, table_html
 from planner.reports.simulated_run import simulate_recorded
 from planner.reports.words import describe_fleet, idle_gpus_text, spot_caveat
 from planner.search.evidence.plan import served_s
@@ -134,7 +133,7 @@ class VariantRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetComparison:
-    """The rows of all variants on `requests`. `seed` drew the requests, and is that of routing policies."""
+    """The rows of all variants on `requests`. `seed` drew the requests; routing policies draw with it too."""
 
     requests: Trace
     slo: Slo | None
@@ -345,7 +344,7 @@ def _html(comparison: FleetComparison) -> str:
         [
             f"<header><p class=eyebrow>{len(comparison.rows)} variants on the same requests</p>",
             f"<h1>{escape(comparison_summary(comparison))}</h1><p class=lead>{escape(traffic)}.</p></header>",
-            f"<section><h2>How late</h2>{figures_html(draw_latencies(comparison))}</section>",
+            f"<section><h2>How late</h2>{charts_html(draw_latencies(comparison))}</section>",
             "<section><h2>Side by side</h2>",
             table_html(head, table_rows, caption="Variants", numeric=range(1, len(head))),
             f"<ul class=note>{notes}</ul></section>",
@@ -359,8 +358,8 @@ def _html(comparison: FleetComparison) -> str:
 
 
 def draw_latencies(comparison: FleetComparison) -> list[CaptionedChart]:
-    """Charts of the distributions of TTFT and TBT, of each class with a limit by itself; none of a metric
-    without a value above 0, such as the TBT of answers of one token.
+    """Charts of the distributions of TTFT and TBT, of each class with a limit by itself. A metric without a
+    value above 0, such as the TBT of answers of one token, has no chart.
     """
     limits = comparison.slo.limits if comparison.slo is not None else ()
     drawn = []

@@ -1,8 +1,8 @@
 """Measures how far a routing is from the best packing of the requests that it placed, at moments of a
 simulated run.
 
-The moments are spread evenly over the time of arrivals. For each role all requests in service count, from the
-time when a worker first schedules them until it is done with them; waiting requests hold nothing. A request
+The moments are spread evenly over the time of arrivals. For each role all requests in service count: a
+request is in service from the time when a worker first schedules it until the worker is done with it. It
 takes these shares of a worker's resources (solvers/moment_packing.py):
 
   KV blocks   of its prompt and of its output so far; a prefix that prompts share counts in each of them
@@ -12,7 +12,7 @@ takes these shares of a worker's resources (solvers/moment_packing.py):
   prompt      seconds of its prompt tokens still to compute, over the limit on TTFT
 
 The shares of decodes and prompts are Aladdin's constraints b and c (Nie et al. 2024, arXiv:2405.06856). They
-count only if the SLO has such a limit for all requests; of several limits the tightest is taken. The best
+count only if the SLO has such a limit for all requests; the tightest is taken if there are several. The best
 packing knows what the router cannot know: how long each output has become. It may also move requests between
 moments, which no router can do.
 """

@@ -20,8 +20,8 @@ STEP_TIMES = {
     "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
 }
 """What step times of each `StepLatency.kind` rest on; "off" explains the row's `error_frac`."""
-# The beginning of each sentence of the badge, and the kinds of step times that it counts; those of kind given
-# count as carried over. The best known come first. `support_badge` unpacks the three in this order.
+# The beginning of each sentence of the badge, and the kinds of step times that it counts; the kind "given"
+# counts as carried over. The best known come first. `support_badge` unpacks the three in this order.
 BADGE_SENTENCES = {
     "Step times measured on": ("kernels", "steps"),
     "carried over from another GPU": ("derived", "given"),

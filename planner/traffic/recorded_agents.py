@@ -67,8 +67,8 @@ class _SessionReplay:
 def agents_at_once(
     corpus: Trace, agents: int, *, duration_s: float, longest_pause_s: float, seed: int = 0
 ) -> Trace:
-    """The requests of `agents` agents, each at work for `duration_s`. With more agents and the same seed the
-    first ones send the same requests. Raises InputError for a trace without sessions, and for more than
+    """The requests of `agents` agents, each at work for `duration_s`. With the same seed, more agents include
+    these with the same requests. Raises InputError for a trace without sessions, and for more than
     MOST_REQUESTS.
     """
     if not corpus.after.size:

@@ -2,7 +2,7 @@
 
 A timetable is a list of lives: stretches in which the k-th worker of pool c is ready (finer_day.py). Lives of
 the dearest pools come first. A life is tried whole, then in halves, quarters and so on down to a window:
-workers of another pool replace it if they cost less and all windows that this touches are still kept.
+workers of another pool replace it if they cost less and all windows of that time are still kept.
 Adjacent stretches of one worker become one life. Then all lives are shortened, and the whole day is simulated
 and repaired, as in finer_day.py.
 """
@@ -44,7 +44,12 @@ class _Exchange:
     def exchanged(self, lives: Lives) -> Lives:
         """The lives, exchanged whole or in parts wherever that is cheaper and keeps all windows."""
         prices = self.search.usd_per_h
-        for c, k in sorted(lives, key=lambda each: (-prices[each[0]][each[1]], each[0], -each[1])):
+
+        def dearest_first(key: tuple[int, int]) -> tuple[float, int, int]:
+            c, k = key
+            return -prices[c][k], c, -k
+
+        for c, k in sorted(lives, key=dearest_first):
             for life in list(lives[c, k]):
                 lives = self._exchange_part(lives, (c, k), life)
         return lives
@@ -96,10 +101,12 @@ class _Exchange:
         return None
 
     def _fits(self, lives: Lives) -> bool:
-        """Whether the stock has GPUs for these lives, start-ups included, and each pool's least."""
+        """Whether the stock has GPUs for these lives, start-ups included, and for the least size of each
+        pool.
+        """
         search, all_lives = self.search, list[tuple[int, float, float]]()
         for c, sizes in enumerate(search.sizes):
-            all_lives += [(c, 0.0, search.last_s)] * sizes[0]
+            all_lives += [(c, 0.0, search.last_s)] * sizes[0]  # The least size comes first.
         for (c, k), own in lives.items():
             start_s = self.terms.pools[c].start_s
             for first_s, end_s in own:

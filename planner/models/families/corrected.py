@@ -1,4 +1,4 @@
-"""A family of step times for few measurements, ours and no paper's: a roofline-shaped formula, times a smooth
+"""A family of step times for few measurements, not from a paper: a roofline-shaped formula, times a smooth
 correction where steps were measured.
 
 The form, g(step) exp(r(step)), is `planner.models.correction.CorrectedFormula`. g is fitted to all steps; r
@@ -90,8 +90,8 @@ def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
     """Indices of the `rows` steps whose measurement would tell most about all of X, without their times.
 
     The choice is greedy: each next step is the one whose measurement most lowers the variances of r, summed
-    over the candidates (I-optimal for the covariance above). Candidates are all steps; if they are more than
-    _MOST_CANDIDATES and `rows`, as many as the larger of these, at even distances in the order of N.
+    over the candidates (I-optimal for the covariance above). Candidates are all steps, or, of too many,
+    max(`rows`, _MOST_CANDIDATES) steps at even distances in the order of N.
     benchmarks/latency_models.py picks with it which steps to measure.
     """
     if not 0 < rows <= len(X):
@@ -124,7 +124,7 @@ def _fitted_coefficients(X: Array, t: Array) -> Array:
     # A low percentile (set by hand): in most steps floor and attention take time too, and then t / N is above
     # the slope.
     slope = np.percentile(t[has_prefill] / tokens[has_prefill], 15)
-    # The search starts where N explains most of the time, and each other column a fiftieth of the longest.
+    # The search starts where N explains most of the time, and every other column at most a fiftieth of it.
     shares = [0.02 * t.max() / max(column.max(), 1.0) for column in (pairs, decodes, kv_tokens)]
     # s_p, what prefills add to the floor s, is usually far smaller than that.
     start = np.log([t.min(), 0.1 * t.min(), slope, *shares])

@@ -1,8 +1,8 @@
 """Published step times that are linear in their coefficients: Preble's, Aladdin's and DistServe's.
 
 Preble (Srivatsa et al. 2024, arXiv:2407.00023, section 3.2 and Appendix B). Its E2 scheduler needs the
-seconds that a request adds, not those of a batch. Here context tokens are summed over the batch. Its main
-error is that the form leaves out the number of sequences.
+seconds that a request adds, not those of a batch. Here context tokens are summed over the batch. The main
+error of these forms is that they leave out the number of sequences.
 
     t_prefill = alpha_p + beta_p * (tokens that match no cached prefix)        [s]
     t_decode  = alpha_d + beta_d * (context tokens)                            [s]
@@ -34,12 +34,12 @@ from planner.models.latency import DECODES, KV_TOKENS, Array
 
 # The released simulator's threshold between small and large batches of decodes.
 LARGE_BATCH = 95
-_LEAST_STEPS = 3  # A set of coefficients of `decode_` (a, b, c) needs as many distinct steps.
+_LEAST_STEPS = 3  # Three coefficients of `decode_` (a, b, c) need three distinct steps.
 
 
 class LinearPhases(TwoPhases):
-    """A form per phase that is linear in its columns; `prefill_` and `decode_` hold the coefficients, >= 0,
-    in the order of the columns. `beyond` is that of `StepFamily` (step_family.py).
+    """For each phase a form that is linear in the columns of X; `prefill_` and `decode_` hold the
+    coefficients, >= 0, in the order of the columns. For `beyond` see `StepFamily` (step_family.py).
     """
 
     def __init__(self, *, beyond: str = "raise") -> None:

@@ -2,8 +2,8 @@
 
     t = s_0 + s_1 f(N) + s_2 a A_p + s_3 (b D + d K) + s_4 e P        s >= 0  [s]
 
-N, A_p, D, K and P are those of planner/models/latency.py. f, a, b, d and e are those of
-`planner.models.roofline.roofline`, or of any other StepLatency, such as a fit of another GPU or TP. With
+The symbols are defined in planner/models/latency.py. `planner.models.roofline.roofline` gives f, a, b, d and
+e, or any other StepLatency does, such as a fit of another GPU or TP. With
 `scaled=False` nothing is learned: s_0 = 0 and the rest 1, the roofline without any profile.
 """
 
@@ -18,7 +18,7 @@ LEAST_STEP_S = 1e-6  # Steps of the fewest tokens take at least this long: a Ste
 
 
 class RooflineSteps(StepFamily):
-    """The form above; `scales_` (5,) are s, and `latency_` is exactly the fitted form."""
+    """The form above; `scales_` (5,) has s_0 to s_4, and `latency_` is exactly the fitted form."""
 
     def __init__(self, shape: StepLatency, *, scaled: bool = True, beyond: str = "raise") -> None:
         self.shape = shape

@@ -221,8 +221,7 @@ def likely_fleet(problem: Problem) -> Counts | None:
 
 def _with_reports(problem: Problem, search: Search, simulate: Holds, *, pool_alone: bool = False) -> Holds:
     """The function `simulate` with reports of progress, which raises StoppedError instead of simulating once
-    the time is over. With `pool_alone` it simulates one pool of a pair; if that holds, it is no fleet to
-    report.
+    the time is over. With `pool_alone` it simulates one pool of a pair, which is not reported as a fleet.
     """
 
     def simulate_in_time(counts: Counts) -> bool:
@@ -335,8 +334,8 @@ def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) ->
 def _offer_known(
     problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
 ) -> None:
-    """Offer the search those fleets of `start` that are of level 0 and hold; it then looks for cheaper
-    ones.
+    """Offer the search those fleets of `start` that are of level 0 and hold, so that it looks for cheaper
+    fleets.
     """
     for fleet in start:
         if not (counts := counts_of(fleet, options)):
