@@ -24,7 +24,7 @@ from planner.units import count_text, show_share
 LONGEST_OPEN_LIST = 8  # A list with more lines is folded; chosen by hand.
 # Simulates the plan again. requests.csv has the plan's rate and window already: `--window whole` keeps the
 # traffic section of a slo.yaml from being applied to it once more.
-CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
+SIMULATE_AGAIN = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
 
 def render_report(plan: Plan, *, command: str = "") -> str:
@@ -216,5 +216,5 @@ def _commands_section(command: str) -> str:
     )
     return (
         f"{plan_again}<p>Its simulation, in the folder of this report; add <code>--slo FILE</code> to judge "
-        f"it:</p><pre><code>{CHECK}</code></pre>"
+        f"it:</p><pre><code>{SIMULATE_AGAIN}</code></pre>"
     )

@@ -74,8 +74,8 @@ KEEP_ALIVE_S = 60.0  # An idle connection to a worker is kept open for this time
 # would cost more than a new one.
 STREAM_END_S = 1.0
 WATCH_EVERY_S = 0.5  # Time between two checks of all attempts, whose limits are seconds to minutes.
-# A request for which no worker is free looks again at every change the router sees, and after this time for
-# changes that it does not see.
+# A request for which no worker is free tries again at every change that the router sees, and after this time
+# in any case.
 CHOOSE_AGAIN_S = 0.05
 # In a request to a prefill worker: compute the KV cache, and say in the answer where it can be fetched.
 REMOTE_DECODE = {
@@ -136,7 +136,7 @@ class _KeptPrompt:
 class LiveRouter:
     """Forwards requests for the fleet's LLM to `backends`, which are the fleet's workers in its order.
 
-    `app` is the aiohttp application. `lengths` and `history` are those of `LiveFleet`. Raises InputError for
+    `app` is the aiohttp application. For `lengths` and `history` see `LiveFleet`. Raises InputError for
     policies that real engines cannot run.
     """
 
@@ -184,7 +184,7 @@ class LiveRouter:
         self.held_back: list[tuple[float, int]] = []
         # An event for each request in `held_back`, set when the request becomes the first.
         self.becomes_first: dict[tuple[float, int], asyncio.Event] = {}
-        # Set when a change may allow the first request in `held_back` to be sent.
+        # Is set when a change may allow the first request in `held_back` to be sent.
         self.may_be_sent = asyncio.Event()
         self.is_draining = False
         self.in_flight = 0
@@ -209,7 +209,8 @@ class LiveRouter:
 
     async def _keep_prompts_cached(self, _: web.Application) -> AsyncIterator[None]:
         """While the router runs, warm up workers that have come up, and keep prompts in their caches."""
-        # With four checks in the shortest `keep_alive_s` a prompt is sent late by a quarter of it at most.
+        # With four checks in the shortest `keep_alive_s` a prompt is sent a quarter of this time late at
+        # most.
         keep_alives_s = [each.keep_alive_s for each in self.warm_prompts if each.keep_alive_s is not None]
         check_every_s = min([WARM_UP_CHECK_S, *(keep_alive_s / 4 for keep_alive_s in keep_alives_s)])
 
@@ -450,7 +451,7 @@ class LiveRouter:
                 return
             parameters = await self._prefill(self.backends[w], reply)
         if parameters is None:
-            return  # The worker refused the request, and the client has that answer.
+            return  # The worker refused the request, and the client has got the refusal.
         raw = json.dumps({**reply.routed_request.body, "kv_transfer_params": parameters}).encode()
         w = await self._choose(self.live.hand_off, reply, failed)
         async with self._on_worker(w, reply, failed, limit_s):
@@ -581,8 +582,8 @@ class LiveRouter:
         strictest = [failed.union(resting, barred)] if resting else []
         for excluded in (*strictest, failed | barred, barred):
             w = choose(seat, now_s, excluded)
-            # If nothing was excluded, excluding less finds no more. A request that is held back waits for one
-            # of the workers that were not excluded, and does not go to an excluded one instead.
+            # If nothing was excluded, further attempts find no more. A request that is held back waits for a
+            # worker that was not excluded, so it does not go to an excluded one.
             if w is not None or not excluded or self.live.is_held_back(seat, excluded):
                 return w
         return None
@@ -664,7 +665,7 @@ class LiveRouter:
         async with self._post(self.backends[w], routed_request, raw) as upstream:
             if "text/event-stream" not in upstream.headers.get("Content-Type", ""):
                 await reply.pass_on(upstream, name, most_bytes)
-                if reply.tokens:  # A refusal has none.
+                if reply.tokens:  # A refusal has no tokens.
                     self.live.note_computed(seat, _now_s())
                     self.trust.note_answer(w)
                 return

@@ -2,12 +2,12 @@
 
 A worker that fails its requests at once has the shortest queue, so most policies would send it most of the
 requests. So a worker that failed LEAST_FAILURES times in a row is passed over for 1, 2, 4 ... LONGEST_REST_S
-seconds, unless no other can take a request; an answer ends the rest.
+seconds, or until it answers. It still gets requests that no other worker can take.
 
 A request that was on a worker when the worker went down may have killed it, or may have been beside the
 request that did. The request is a suspect from then on: it is sent only to a worker that has just answered a
 health check and got no other suspect within TRIAL_S, and is on trial there. If a worker goes down with a
-single request, or with the suspect on trial there, that is a strike against this request alone. After STRIKES
+single request, or with the suspect on trial there, this request alone gets a strike. After STRIKES strikes
 the router refuses it.
 """
 

@@ -81,8 +81,8 @@ def fill_nodes(
                 for pool_name, node in node_by_target.items()
                 if node is not None and node.kind == rented.kind
             ]
-            # There are as many nodes of this kind as the sizes before growth need. GPUs that no worker has
-            # taken, of the pools grown so far too, are idle.
+            # There are as many nodes of this kind as the sizes before growth need. GPUs are idle if no worker
+            # has taken them, the workers added to pools so far included.
             wanted_gpus = " + ".join(
                 f"{node.worker_gpus} * {sizes_before[pool_name]}" for pool_name, node in on_same_kind
             )
@@ -93,8 +93,8 @@ def fill_nodes(
             idle_gpus = f"{rented.gpus} * ceil(({wanted_gpus}) / {rented.gpus}) - {taken_gpus}"
             more_workers = f"floor(({idle_gpus}) / {rented.worker_gpus})"
             if uneven_sizes(rented.gpus, (node.worker_gpus for _, node in on_same_kind)):
-                # Workers differ in size, so idle GPUs may lie in several nodes, too few in each: only a pool
-                # that shares no node is grown.
+                # Workers differ in size, so several nodes may each have too few idle GPUs for a worker. Only
+                # a pool that shares no node is grown.
                 per_node = rented.gpus // rented.worker_gpus
                 is_alone = len(on_same_kind) == 1
                 more_workers = f"{per_node} * ceil({expr} / {per_node}) - {expr}" if is_alone else "0"

@@ -12,16 +12,17 @@ Vars   w_hx   share of the windows of block h that have x workers
 
 Sizes change at the edges of windows, as in the optimum, and a worker that is ready in a window was ordered
 before the window began. Let the traffic of each window be drawn at random from the windows of its block. Then
-no rule can know which window comes next, so sizes x miss the window with the probability share(...), whatever
-rule chose them. Start-ups cost more on top. So no rule costs less on average over such days, if more workers
-and less earlier work never hurt (MORE in day/search/day_optimum.py). The bound does not hold for a day that
-repeats an earlier one to the minute, nor for a controller that acts within a window: if the burst of a window
-comes more than a start-up after the window's beginning, such a controller may still keep the window.
+no rule can know which window comes next. Whatever rule chose sizes x, they miss the window with the
+probability share(...). Start-ups cost more on top. So no rule costs less on average over such days, if more
+workers never hurt and less earlier work never hurts (MORE in day/search/day_optimum.py). The bound does not
+hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a window: if
+the burst of a window comes more than a start-up after the window's beginning, such a controller may still
+keep the window.
 
-`reacting_bound` holds for rules that also change sizes start_s after each edge, and see the whole window when
-it begins: what they order then is ready at that time. So n_vc becomes the size that the window needs in its
-first start_s, and m_vc is the size that it needs after them. Where x is below m_v, a rule that keeps the
-window pays m_v from its beginning. Its cost in a window that begins at 0 is
+`reacting_bound` holds for rules that see the whole window when it begins. The workers that they order then
+are ready start_s later, so sizes also change start_s after each edge. For this bound n_vc is the size that
+the window needs in its first start_s, and m_vc the size that it needs afterwards. Where x is below m_v, a
+rule that keeps the window pays m_v from its beginning. Its cost in a window that begins at 0 is
 
   p(max(x, m_v)) from 0 to start_s,     p(m_v) until start_s before the end,     p(x of the next window) then
 
@@ -129,8 +130,8 @@ class CausalBound:
             kth_windows = [block.start + k for block in group if len(block) > k]
             hours = float(self.lengths_s[kth_windows].sum()) / HOUR_S
             following: dict[tuple[int, ...], Floats] = {}
-            for history, probability in histories.items():  # `probability @ q`: of s, and then of each kind.
-                of_kind = probability @ q
+            for history, probability in histories.items():
+                of_kind = probability @ q  # The probability of history s and then of each kind e.
                 lines.append(_line(*prices, of_kind * hours, of_kind * len(kth_windows)))
                 for e in np.flatnonzero(of_kind).tolist():
                     after = (*history[:e], history[e] + 1, *history[e + 1 :])
@@ -181,7 +182,8 @@ def _line(missed: Floats, kept: Floats, hours: Floats, counts: Floats) -> list[t
     """
     is_seen = counts > 0
     more_usd = (kept[:, is_seen] - missed[:, None]) * hours[is_seen]
-    order = np.argsort(more_usd / counts[is_seen], axis=1, kind="stable")  # The cheapest are kept first.
+    # Windows that cost least to keep are kept first.
+    order = np.argsort(more_usd / counts[is_seen], axis=1, kind="stable")
     more_usd = np.take_along_axis(more_usd, order, axis=1)
     none = np.zeros((len(missed), 1))
     usd = missed[:, None] * hours.sum() + np.cumsum(np.append(none, more_usd, axis=1), axis=1)
@@ -241,8 +243,8 @@ def causal_bound(runs: DayRuns) -> CausalBound | None:
 
 def reacting_bound(runs: DayRuns) -> CausalBound | None:
     """The bound for rules that see the whole window when it begins; None where there are too many sizes."""
-    # The shortest start-up of all pools, and below the longest window, give the lowest bound, so it holds for
-    # every pool. If some workers may start warm, which is faster, the bound lets all workers start warm.
+    # The shortest start-up of all pools, as a share of the longest window (below), gives the lowest bound, so
+    # it holds for every pool. If some workers may start warm, which is faster, the bound lets all start warm.
     starts_s = [pool.start_s for pool in runs.terms.pools]
     start_s = min(starts_s + [pool.warm_start_s for pool in runs.given_pools if pool.warm])
     bound = _bound_of(runs, partial(_misses_in_part, runs, 0.0, start_s))

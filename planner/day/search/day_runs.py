@@ -101,7 +101,7 @@ class DayRuns:
         self.pools = [_with_equal_starts(each) for each in pools]  # The pools as they are simulated.
         self.window_edges_s = slo_edges_s(trace, slo)
         self.terms = terms or day_terms(fleet, trace, slo, pools)
-        # `has_queue`: limits on TTFT and E2E, which count from the arrival (slo_metrics.py).
+        # Metrics with `has_queue`, TTFT and E2E, count from the arrival (slo_metrics.py).
         longest_limit_s = max(
             (limit.limit_s for limit in slo.limits if limit.metric_row.has_queue), default=0.0
         )

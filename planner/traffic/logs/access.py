@@ -30,7 +30,7 @@ from planner.traffic.logs.log_columns_map import Columns, guess_columns
 # One field of a line. Its groups: quoted, bracketed, key and value of key="value", plain.
 _FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
 # The beginning of a line in each format; further fields may follow. The combined format begins with the
-# address and ends with status and bytes. Its group in parentheses is the user's name, which may have spaces.
+# address and ends with status and bytes; the group is the user's name, which may have spaces.
 COMBINED = re.compile(
     rb'\S+ \S+ (.{0,200}?)\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "(?:[^"\\]|\\.)*" '
     rb"\d{3} (?:\d+|-)"

@@ -85,8 +85,8 @@ def span_rows(
             outer.add(ancestor)
             ancestor = parent_of.get(ancestor)
     # A request may have several answers (vLLM's parameter n), each with a span. These spans have one request
-    # id and start, and give one row, that of the first answer. The output tokens of the others are added to
-    # its own, if both numbers are known.
+    # id and start, and give one row: the row of the first answer, with the output tokens of all answers, as
+    # far as they are known.
     first_answers: dict[tuple[str, str], dict[str, Any]] = {}
     rows: list[tuple[int, dict[str, Any]]] = []
     for number, span_id, row in calls:
@@ -148,7 +148,7 @@ def _call_row(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[st
         return None
     status = span.get("status")
     is_error = isinstance(status, dict) and status.get("code") in _ERROR_CODES
-    # vLLM writes the first one, the conventions have the second.
+    # vLLM writes gen_ai.request.id, the conventions have gen_ai.response.id.
     request_id = attributes.get("gen_ai.request.id") or attributes.get("gen_ai.response.id")
     return {
         **columns,
