@@ -19,8 +19,7 @@ from planner.traffic.trace import Trace
 def pin_prefixes(state: State, fleet: Fleet, trace: Trace) -> None:
     """Put the fleet's pinned prefixes into fresh caches.
 
-    Of each prefix only the blocks with which some prompt of the trace begins are put there: no others can
-    hit.
+    Only those blocks of a prefix are put there with which some prompt of the trace begins: no others can hit.
 
     Raises InputError for workers that do not exist or keep no prefixes, and where the longest request has no
     room beside the pinned prefixes.
@@ -43,9 +42,9 @@ def pin_prefixes(state: State, fleet: Fleet, trace: Trace) -> None:
     longest = -(-int((trace.input_tokens + trace.output_tokens).max()) // KV_BLOCK_TOKENS)  # KV blocks.
     workers = state.workers
     blocks = state.types["kv_blocks"][workers["type"]]
-    full = np.flatnonzero((workers["used_blocks"] > 0) & (workers["used_blocks"] + longest > blocks))
-    if len(full):
-        w = int(full[0])
+    too_full = np.flatnonzero((workers["used_blocks"] > 0) & (workers["used_blocks"] + longest > blocks))
+    if len(too_full):
+        w = int(too_full[0])
         tokens, pinned = KV_BLOCK_TOKENS * int(blocks[w]), KV_BLOCK_TOKENS * int(workers["used_blocks"][w])
         raise InputError(
             f"pinned: worker {w} holds {tokens} tokens, and the longest request's "

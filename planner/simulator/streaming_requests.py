@@ -166,8 +166,8 @@ class StreamedRequests:
         release_memory(self.arrival_s)  # If these lie in a file, their pages are read again when needed.
 
     def _read_runs(self, state: State, pause: int) -> None:
-        """Count the gaps of the runs that were recorded since the last pause. Keep the runs themselves if
-        what lies between that pause and this one is one of the SAMPLES parts.
+        """Count the gaps of the runs that were recorded since the last pause. Keep the runs themselves if the
+        stretch since that pause is one of the SAMPLES parts.
         """
         if self.gaps is None:
             return
@@ -176,7 +176,7 @@ class StreamedRequests:
             raise MoreRuns
         runs = state.runs[:recorded]
         self.gaps.add(runs)
-        # The middle one of this many stretches between two pauses is a sample: its runs are kept.
+        # A stretch is what lies between two pauses. The middle one of this many stretches is a sample.
         stretches_per_sample = max(-(-(len(self.pauses_s) + 1) // SAMPLES), 1)
         if pause % stretches_per_sample == stretches_per_sample // 2 and recorded:
             part = runs[:SAMPLE_RUNS].copy()
