@@ -218,8 +218,8 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> MeteredTraffic:
 
 
 def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
-    """The rates with unknown (NaN) intervals filled by interpolation, and a warning on them; unknown ones at
-    both ends are cut off. Raises InputError if too many are unknown.
+    """The rates with unknown (NaN) intervals filled by interpolation, and a warning on them. Unknown
+    intervals at both ends are cut off. Raises InputError if too many are unknown.
     """
     unknown = np.isnan(rate_rps)
     if unknown.mean() > MOST_UNKNOWN_FRAC:

@@ -8,8 +8,8 @@
     0,0,0,0,64,131072,0.0207
 
 A row is one step, and each column a sum over the step's requests. `n_prefill` counts its prompts, `n_decode`
-its decodes. `prefill_tokens` are the new tokens of prompts, and `cached_tokens` those before them
-that lie in the KV cache already. `prefill_pairs` is A_p, the pairs of a query and a key of prompts
+its decodes. `prefill_tokens` are the new tokens of prompts, and `cached_tokens` the tokens of the same
+prompts that lie in the KV cache already. `prefill_pairs` is A_p, the pairs of a query and a key of prompts
 (models/latency.py). `kv_tokens` is K, the tokens to which decodes attend, the new one included. `t_s` is the
 time of the step [s]. Columns `op_NAME_s` are the seconds of one operator in the whole step, timed apart from
 `t_s`. Other columns are kept and ignored.
@@ -131,7 +131,7 @@ def without_next_launch(
 
     Such an engine launches a step before it reads the tokens of the step before. The launch of a prefill
     takes long, because the host starts every layer by itself, and the measured time of the step before
-    includes it: on an H100 34 ms for a decode of 8 ms, and then 4 ms for the prefill. Only the sum of both is
+    includes it: on an H100 34 ms for a decode of 8 ms, and then 4 ms for the prefill. Only their sum is
     measured rightly. So the measured seconds `t_s` (n,) of a step that `was_launched_meanwhile` (n,) and of
     the step before are added up, and divided in the ratio of their `predicted_s` (n,).
     """

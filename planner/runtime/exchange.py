@@ -120,7 +120,7 @@ def read_request(
         )
         raw = json.dumps(body).encode()
     blocks = blocks_of(prompt) if live.keeps_prefixes else ()
-    # What is no whole number above 1 counts as 1 here; the engine gets `n` as it came.
+    # Anything but a whole number above 1 counts as 1 here; the engine gets `n` as it came.
     choices = body.get("n")
     choices = choices if isinstance(choices, int) and choices > 1 else 1
     # A chat without a limit may get an answer that fills the engine's context.

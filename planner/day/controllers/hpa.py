@@ -6,7 +6,7 @@ horizontal.go of v1.27 to v1.33 (stabilisation and rates of change under `behavi
 003e8629.
 
     usage    = mean metric of the pods that send it / target
-    desired  = ceil(usage x these pods), no change where 1 - tolerance <= usage <= 1 + tolerance
+    desired  = ceil(usage x number of those pods), no change where 1 - tolerance <= usage <= 1 + tolerance
     missing  pods without metrics (they are starting) count as at the target if usage < 1, as idle if
              usage > 1; if usage with them is on the other side of 1, nothing changes
     then     `desired` is limited by the stabilisation windows (a pool grows to the smallest size desired in

@@ -82,8 +82,8 @@ class ScenarioTest:
             np.clip(TEST_REQUESTS // len(self.oracle.trace), LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS)
         )
         missed, kept = list[Scenario](), list[Scenario]()
-        # If the test stays open even for a fleet that keeps all of the few scenarios, no fleet counts as
-        # hopeless.
+        # Few scenarios may leave the test open even for a fleet that keeps them all. Then no fleet counts
+        # as hopeless.
         may_pass = self._kept_in(most_scenarios, most_scenarios).decision == "holds"
         at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), LEAST_AT_ONCE, MOST_AT_ONCE))
 
@@ -235,7 +235,7 @@ class FleetTrial:
         """In how many scenarios the fleet is kept with these policies, and whether that is enough.
 
         The fleet must pass the same test. If it keeps a smaller share there than the plan, it must also keep
-        the SLO in as many of the search's scenarios as a search requires. The returned count is that of the
+        the SLO in as many of the search's scenarios as a search requires. The returned count is from the
         first check that fails.
         """
         test, scenarios = self.test.with_policies(policies), self.searched_problem.search_scenarios

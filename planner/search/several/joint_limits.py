@@ -81,8 +81,8 @@ def price_limits(
             continue
         objective_below = SharedLimit(None, below, lambda option: option.objective)
         least_use = queries.find_least([*others, objective_below], row)
-        # If the time ended that query, take what the cheapest fleets use, which is enough and may be too
-        # much.
+        # If the time ran out before fleets were found, take what the cheapest fleets use. It is enough, and
+        # may be too much.
         change = _limit_change(rows, row, without if least_use.best is None else least_use)
         more = replace(row, amount=row.amount + change.enough - change.present)
         raised = queries.find_cheapest([*others, more], below_value=below)
@@ -96,8 +96,8 @@ def price_limits(
 
 
 def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
-    """Whether these fleets are within the limits together: on nodes that they share, or if `by_gpu` is False
-    each on nodes of its own. None stands for an LLM without a fleet yet.
+    """Whether these fleets are within the limits together. With `by_gpu` they share nodes, else each fleet
+    has nodes of its own. None stands for an LLM without a fleet yet.
     """
     known = [counts for counts in fleets if counts is not None]
     if limits.by_gpu:

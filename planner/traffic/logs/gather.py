@@ -137,7 +137,7 @@ class Gatherer:
             reasons = np.array([no_text_reason(value) for value in values], dtype=object)[codes]
             masks = [(reasons == reason, str(reason)) for reason in sorted(set(reasons.tolist()) - {""})]
         if self.columns.cache_hit:
-            # These are the values by which gateways mark a hit.
+            # Gateways mark a hit by one of these values.
             hit = table[self.columns.cache_hit].astype(str).str.strip().str.lower().isin(["true", "1", "hit"])
             masks.append((hit.to_numpy(dtype=bool), FROM_CACHE))
         if self.columns.status:
@@ -267,8 +267,8 @@ class Gatherer:
         )
 
     def _find_halves(self) -> None:
-        """Count rows that failed or have no tokens as HALVES, not as failures, if another row counts their
-        request already: as one with tokens, else as a failure.
+        """Count rows that failed or have no tokens as HALVES, not as failures, if another row of their
+        request counts already: a row with tokens, else one failure.
         """
         if not self.columns.request_id:
             return
