@@ -14,6 +14,7 @@ from plans import CATALOG
 from questions import LLM, traffic
 
 from planner.documents.facts import NodesFilled
+from planner.documents.robustness_facts import FleetRobustness, PriceTurn
 from planner.documents.safety import Safety
 from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
 from planner.documents.task import parse_task
@@ -220,6 +221,11 @@ def test_the_answer_with_a_loss_is_that_of_the_least_bill_of_all_plans() -> None
 def test_fleets_with_a_loss_are_within_a_limit_that_was_left_out_to_find_the_plan() -> None:
     """Where no fleets are found by the price of GPUs within the limit, plans are made without it."""
     asked, shared = in_production()
+    turns = [PriceTurn("h100-80g", 0.1, instead) for instead in ("with a loss", "less TP")]
+    robustness = FleetRobustness(0, 0, (), (), None, (), (), tuple(turns), 0)
+    for name, each in shared.plans.items():
+        certificate = replace(each.certificate, robustness=robustness)
+        shared = replace(shared, plans={**shared.plans, name: replace(each, certificate=certificate)})
 
     def plan(question: SeveralLlmsQuestion, **_: bool) -> SharedPlan:
         if question.entries[0].task.cost_limit_usd_per_h is not None:
@@ -230,6 +236,8 @@ def test_fleets_with_a_loss_are_within_a_limit_that_was_left_out_to_find_the_pla
     within = plan_by_bill(plan, limited, lambda: True, lambda _: None)
     assert within.bill.usd_per_h == pytest.approx(23.92) and within.answers[:2] == shared.answers[:2]
     answers = [each.certificate.find_answer("with-a-loss") for each in within.plans.values()]
+    for each in within.plans.values():
+        assert each.certificate.robustness is not None and each.certificate.robustness.prices == (turns[1],)
     assert within.answers[2].lacks == ("llm-0", "llm-1")
     assert [answer.value for answer in answers if answer] == [None, None]
 

@@ -13,6 +13,7 @@ of GPU kinds are planned too:
     3. Repeat step 2 with the next such plan, as long as there is one whose GPUs in use cost less than the
        least bill found.
     4. If paid GPUs idle in the plan with the least bill, plan each LLM on whole nodes of its own.
+    5. The answer "with a loss" is that of the plan in which it has the least bill.
 
 Not every choice of kinds is planned, so a smaller bill may exist. An answer whose bill is above its
 `level0_bound` is therefore not called exact. `limits: {cost}` limits the bill.
@@ -278,7 +279,12 @@ def _with_loss(shared: SharedPlan, total: AnswerTotal, answers: Mapping[str, Ans
     for name, plan in shared.plans.items():
         kept = [answer for answer in plan.certificate.answers if answer.name != total.name]
         kept += [answer for answer in (answers[name],) if answer is not None]
-        plans[name] = replace(plan, certificate=replace(plan.certificate, answers=tuple(kept)))
+        robustness = plan.certificate.robustness
+        if robustness is not None:  # Prices at which the other fleet with a loss would be cheaper.
+            turns = (turn for turn in robustness.prices if turn.instead != "with a loss")
+            robustness = replace(robustness, prices=tuple(turns))
+        certificate = replace(plan.certificate, answers=tuple(kept), robustness=robustness)
+        plans[name] = replace(plan, certificate=certificate)
     totals = [other for other in shared.answers if other.name != total.name]
     return replace(shared, plans=plans, answers=(*totals, total))
 

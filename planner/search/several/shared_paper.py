@@ -1,9 +1,9 @@
 """Plans several LLMs on one stock on paper: the stages `alone`, `share`, `plans` and `prices` of
 several_llms.py.
 
-Each LLM is first searched alone, as if it had the limits for itself; later stages reuse these simulations. No
-LLM costs less beside the others than alone, so the certificate can say what each LLM pays for sharing
-(`gives_way_facts`).
+Each LLM is first searched alone, as if it had the limits for itself; later stages reuse these simulations. An
+LLM that requires safety keeps the policies with which its production alone costs least. No LLM costs less
+beside the others than alone, so the certificate can say what each LLM pays for sharing (`gives_way_facts`).
 """
 
 import itertools
