@@ -27,10 +27,11 @@ test: $(VENV)/installed-dev  ## the tests that take a CPU second or less, and a 
 test-long: $(VENV)/installed-dev  ## the others, most of them whole plans; CI runs both
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long and not slow"
 
-# those that compare with a plain simulator or count what is lost reach every kernel; `make test-weekly` runs all
-BOUNDS ?= -k "plain or lost"
+# those that compare with a plain simulator or count what is lost reach every kernel, with a third of their seeds;
+# `make test-weekly` runs all. What LLVM would optimise checks no index more, and takes longer to compile
+BOUNDS ?= -k "(plain or lost) and not (3] or 4] or 5] or 6] or 7] or 8] or 9])"
 test-bounds: $(VENV)/installed-dev  ## the simulator with every index of compiled code checked
-	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest -n 2 $(BOUNDS) tests/simulator
+	NUMBA_BOUNDSCHECK=1 NUMBA_OPT=0 $(BIN)/python -m pytest -n 2 $(BOUNDS) tests/simulator
 
 # one process: of two Ray clusters that start at the same time on one machine, one can take its tests along
 test-peers: $(VENV)/installed-peers  ## the tests that ask Ray, Dask and vllm-router; `make test` skips them
