@@ -234,12 +234,12 @@ def due_of(slo: Slo) -> tuple[tuple[Selector, float], ...]:
 
 
 def with_classes(
-    choices: PolicyChoices, slo: Slo, target: str | None, *, names_queue: bool, is_vllm: bool = True
+    choices: PolicyChoices, slo: Slo, target: str | None, *, names_queue: bool, may_limit_chunks: bool
 ) -> PolicyChoices:
     """The choices with the queue that suits this SLO.
 
     With classes the queue `edf` is searched and the usual queue is raced, unless the question names a queue.
-    So is a limit on the tokens of a prompt per step, unless it names one or the engine is not vLLM.
+    A limit on the tokens of a prompt per step is raced if `may_limit_chunks`.
     With a deployment target the choices stay as they are, because requests get a priority there only if the
     question names a queue that needs one. Without classes there are no deadlines to go by: `edf` is no longer
     raced, and an InputError is raised if the question names it.
@@ -255,9 +255,8 @@ def with_classes(
         )
         choices = replace(choices, raced_changes=(*by_tenant, *choices.raced_changes), is_queue_assumed=True)
     if slo.selectors:
-        has_limit = choices.settings.long_prefill_token_threshold > 0
         batchings = choices.axes.get("batching", (_USUAL.batching,))
-        if is_vllm and _USUAL.batching in batchings and not (names_queue or has_limit):
+        if may_limit_chunks and _USUAL.batching in batchings:
             limit = PolicyChange(CHUNK_LIMIT, str(CHUNK_LIMIT_TOKENS))
             choices = replace(choices, raced_changes=(limit, *choices.raced_changes))
         if names_queue or target is not None:

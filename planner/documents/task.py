@@ -49,14 +49,15 @@ from planner.documents.lora_settings import parse_lora
 from planner.documents.network import PLAN_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import ProviderOffer, Term, offer_of
-from planner.documents.policy_choices import KEYS as POLICY_KEYS
 from planner.documents.policy_choices import (
+    CHUNK_LIMIT,
     PolicyChange,
     PolicyChoices,
     parse_policy_choices,
     with_classes,
     without_pins,
 )
+from planner.documents.policy_choices import KEYS as POLICY_KEYS
 from planner.documents.question_warnings import (
     fleet_warnings,
     lora_warnings,
@@ -1029,8 +1030,9 @@ def _policies_of(
         )
     if has_losses:
         choices = without_pins(choices, policies)
-    is_vllm = engine is None or engine.name == "vllm"
-    return with_classes(choices, slo, target, names_queue="queue" in policies, is_vllm=is_vllm)
+    names_queue, is_vllm = "queue" in policies, engine is None or engine.name == "vllm"
+    may_limit_chunks = is_vllm and not names_queue and CHUNK_LIMIT not in policies
+    return with_classes(choices, slo, target, names_queue=names_queue, may_limit_chunks=may_limit_chunks)
 
 
 def _check_throughput(task: PlanQuestion, where: str) -> None:

@@ -84,6 +84,7 @@ def test_a_limit_on_the_tokens_of_a_prompt_is_raced_with_classes_where_vllm_serv
     assert limit in raced() and limit in raced(deploy={"target": "kubernetes"})
     assert limit not in raced(slo={"ttft": {"p90": "2 s"}})
     assert limit not in raced(engine={"name": "sglang"}) and limit not in raced(policies={CHUNK_LIMIT: 2048})
+    assert limit not in raced(policies={CHUNK_LIMIT: 0})
     assert limit not in raced(policies={"batching": "sarathi"})
     assert not raced(policies={"queue": "edf"})  # What is named is searched, and may be exact.
 
