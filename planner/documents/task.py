@@ -1036,8 +1036,8 @@ def _policies_of(
 
 
 def _check_throughput(task: PlanQuestion, where: str) -> None:
-    """Check a question with objective throughput, whose search chooses the rate: it must not name a rate, and
-    one of its limits must bound the fleet. Raises InputError.
+    """Check a question with objective throughput, whose search chooses the rate: it must not name a rate, it
+    must be able to raise the trace's, and one of its limits must bound the fleet. Raises InputError.
     """
     if task.objective != "throughput":
         return
@@ -1045,6 +1045,11 @@ def _check_throughput(task: PlanQuestion, where: str) -> None:
         raise InputError(
             f"{where}: objective throughput looks for the rate, found traffic: rate: {task.rate_rps:g}; "
             "drop one of the two"
+        )
+    if task.scale == "thin":
+        raise InputError(
+            f"{where}: objective throughput raises the rate, and traffic: scale: thin can only lower it; "
+            "take superpose or compress"
         )
     # The set is {None} if no limit is given.
     has_limit = {task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit} != {None}

@@ -355,6 +355,10 @@ def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:
         ({"fleet": {"network": {"speed": 1}}}, r"network: unknown key 'speed'"),
         ({"objective": "throughput"}, r"objective throughput has no end without a limit; set limits"),
         (
+            {"objective": "throughput", "limits": {"gpus": 4}, "traffic": {"scale": "thin"}},
+            r"objective throughput raises the rate, and traffic: scale: thin can only lower it",
+        ),
+        (
             {"objective": "throughput", "fleet": {"owned": {"h100": 16}}},
             r"rented beside owned ones; to rent none, write fleet: \{gpus: \{h100-80g: 16\}\} too",
         ),
