@@ -155,6 +155,11 @@ class AnyCommand(TyperCommand):
         names = _option_names(self)
         for arg in args:
             name = arg.split("=")[0]
+            if name in ("-o", "--out") and name not in names and "--json" in names:
+                ctx.fail(
+                    f"No such option: {name}; plan {ctx.info_name} writes no files: `--json > FILE` keeps "
+                    "its answer, `plan --slo slo.yaml -o DIR` the plan of a question"
+                )
             if name in QUESTION_OPTIONS and name not in names:
                 self._refuse_question_option(ctx, name, has_slo="--slo" in names)
         takes_arguments = any(parameter.param_type_name == "argument" for parameter in self.params)

@@ -94,6 +94,7 @@ def summarise_or_convert_trace(
     seed: shared_options.SeedOption = 0,
     drop_invalid: shared_options.DropOption = False,
     json_output: shared_options.JsonOption = False,
+    quiet: shared_options.QuietOption = False,
 ) -> None:
     """Describe a trace or a log: counts, lengths, rates, bursts, prefixes, dropped rows by reason.
 
@@ -110,7 +111,7 @@ def summarise_or_convert_trace(
         raise InputError("--salt: is for --hash-ids; add that, or drop the salt")
     if out is not None:
         refuse_to_overwrite([out], *files)
-    with Progress() as progress:
+    with Progress(quiet=quiet) as progress:
         # --map names columns of requests, so with it files hold no metrics. Metrics have no tenants, rows or
         # dates, so they ignore the options for these.
         metered = read_metered_traffic(files, every=every, format=format) if columns is None else None

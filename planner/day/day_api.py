@@ -42,6 +42,7 @@ from planner.day.several_llms_day import JointAnswer, study_day_together
 from planner.day.sleeping_workers import sleeping_questions
 from planner.documents.catalog import CatalogLike
 from planner.documents.log_columns import log_options_of
+from planner.documents.several_llms_question import LlmQuestion
 from planner.documents.startup_times import StartupFacts, read_startup
 from planner.documents.task import PlanQuestion
 from planner.domain import SPOT, Slo, payment_suffix
@@ -55,6 +56,7 @@ from planner.search.several.several_llms import plan_together
 from planner.simulator.elastic import ElasticPool, refuse_waits
 from planner.solvers.master import FleetLimits
 from planner.studies.what_if import Study
+from planner.traffic.formats import DATE_S
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
@@ -415,11 +417,13 @@ def _day_together(
     questions, note = {}, ""
     if standing is None:
         note = f"{PAPER_NOTE}; fleets of other GPUs and splits are compared for one LLM alone"
+    begins_s = _begins_s(entries)
     for entry in entries:
         task = entry.task
         requests = RateRequest(task.rate_rps, task.scale, task.window or "whole").apply_to(
             spread_stamps(entry.trace, seed=seed), seed=seed
         )
+        requests = replace(requests, arrival_s=requests.arrival_s + begins_s[entry.name])
         questions[entry.name] = _day_question(
             fleets[entry.name], task.slo, requests, task, day_section, facts, note
         )
@@ -433,6 +437,22 @@ def _day_together(
         progress=progress,
     )
     return JointDayResult(answer)
+
+
+def _begins_s(entries: Sequence[LlmQuestion]) -> dict[str, float]:
+    """How much later the clock of each LLM's trace begins than the first of all. 0 where they have no common
+    clock: some count from 0 and some have dates, or a window or a faster clock makes other times of theirs.
+    """
+    zeros_s = {each.name: each.trace.clock_zero_s for each in entries}
+    known_s = [zero_s for zero_s in zeros_s.values() if zero_s is not None]
+    are_moved = any(
+        each.task.window not in (None, "whole")
+        or (each.task.rate_rps is not None and each.task.scale == "compress")
+        for each in entries
+    )
+    if are_moved or len({zero_s < DATE_S for zero_s in known_s}) > 1:
+        return dict.fromkeys(zeros_s, 0.0)
+    return {name: 0.0 if zero_s is None else zero_s - min(known_s) for name, zero_s in zeros_s.items()}
 
 
 def _fleets_of_llms(

@@ -32,7 +32,7 @@ from planner.day.search.any_moment_bound import any_moment_bound
 from planner.day.search.capacity import capacity_table, engine_profile
 from planner.day.search.causal_bound import CausalBound, causal_bound, reacting_bound
 from planner.day.search.day_optimum import cheapest_day
-from planner.day.search.day_runs import DayRuns, day_terms
+from planner.day.search.day_runs import DayRuns, day_terms, step_edges_s
 from planner.day.search.finer_day import finer_day
 from planner.day.search.load_rules import fit_load_rules
 from planner.domain import OWNED, Slo, payment_suffix
@@ -94,6 +94,7 @@ class DayQuestion:
     sleep_notes: tuple[str, ...] = ()  # What sleeping workers occupy beside GPUs, in sentences.
     warnings: tuple[str, ...] = ()  # What the question asks that the days do not heed, in sentences.
     is_least_given: bool = False  # Whether the question itself says how many workers every pool has at least.
+    until_s: float = 0.0  # When the day ends, if later than the last arrival (several LLMs).
 
     @property
     def optimum_pools(self) -> tuple[ElasticPool, ...]:
@@ -569,7 +570,7 @@ def controller_status(name: str) -> str:
 
 def terms_of(question: DayQuestion) -> DayTerms:
     """The windows and the billing terms of the question, as the search for the optimum needs them."""
-    return day_terms(
+    terms = day_terms(
         question.fleet,
         question.trace,
         question.slo,
@@ -579,6 +580,9 @@ def terms_of(question: DayQuestion) -> DayTerms:
         stock=question.stock,
         is_paid_all_day=question.is_paid_all_day,
     )
+    if question.until_s <= terms.edges_s[-1]:
+        return terms
+    return replace(terms, edges_s=step_edges_s(question.until_s, question.step_s))
 
 
 def split_questions(questions: Sequence[DayQuestion]) -> tuple[list[Trace | None], list[DayQuestion]]:
@@ -588,16 +592,19 @@ def split_questions(questions: Sequence[DayQuestion]) -> tuple[list[Trace | None
     """
     for question in questions:
         check_step(question)
-    parts = [split_training(question.trace, question.train_frac) for question in questions]
-    judged = [replace(question, trace=later) for question, (_, later) in zip(questions, parts, strict=True)]
+    parts = [split_training(each.trace, each.train_frac, each.until_s) for each in questions]
+    judged = [
+        replace(each, trace=later, until_s=(1 - each.train_frac) * each.until_s)
+        for each, (_, later) in zip(questions, parts, strict=True)
+    ]
     return [train for train, _ in parts], judged
 
 
-def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
+def split_training(trace: Trace, train_frac: float, until_s: float = 0.0) -> tuple[Trace | None, Trace]:
     """Split the trace into the training part (None without one) and the judged part, which starts at 0 s."""
     if not train_frac:
         return None, trace
-    cut_s = _training_end_s(trace, train_frac)
+    cut_s = _training_end_s(trace, train_frac, until_s)
     first = int(np.searchsorted(trace.arrival_s, cut_s))
     if not 0 < first < len(trace):
         raise InputError(
@@ -608,8 +615,12 @@ def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace
     return trace.select(np.arange(first)), replace(later, arrival_s=later.arrival_s - cut_s)
 
 
-def _training_end_s(trace: Trace, train_frac: float) -> float:
-    """When the training part ends, and the judged part begins, on the clock of the whole trace."""
+def _training_end_s(trace: Trace, train_frac: float, until_s: float) -> float:
+    """When the training part ends, and the judged part begins, on the clock of the whole trace: at one moment
+    for all LLMs of a day that lasts from 0 to `until_s`.
+    """
+    if until_s:
+        return train_frac * until_s
     return float(trace.arrival_s[0]) + train_frac * trace.duration_s
 
 
@@ -665,6 +676,7 @@ def simulate_controllers(
             controller(known),
             question.slo.limits,
             question.slo.every_s,
+            question.until_s,
         )
         for question, controller, known in zip(questions, chosen, knowledge, strict=True)
     ]
@@ -835,7 +847,9 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
         return min(limits_s, default=None)
 
     # The end of the training part, not its last request, which may be hours earlier.
-    train_end_s = 0.0 if train is None else _training_end_s(question.trace, question.train_frac)
+    train_end_s = (
+        0.0 if train is None else _training_end_s(question.trace, question.train_frac, question.until_s)
+    )
     longest_tokens = int((known.input_tokens + known.output_tokens).max())
     engines = tuple(engine_profile(pool.type, longest_tokens) for pool in question.fleet.pools)
     return Knowledge(
@@ -882,7 +896,7 @@ def knowledge_of(chosen: ChosenController, knowledge: Knowledge, judged: Trace) 
 
 def check_step(question: DayQuestion) -> None:
     """Refuse a grid of too many steps with an InputError."""
-    steps = float(question.trace.arrival_s[-1]) / question.step_s
+    steps = max(float(question.trace.arrival_s[-1]), question.until_s) / question.step_s
     if steps > MOST_STEPS:
         raise InputError(
             f"day: every: {show_s(question.step_s)} makes {steps:,.0f} steps of this traffic; at most "
@@ -892,19 +906,20 @@ def check_step(question: DayQuestion) -> None:
 
 def warnings_of(question: DayQuestion, train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
     """Everything that a reader of the answer should be warned of, in sentences. `rows` are the days."""
-    of_traffic = _short_day_warnings(question.trace), _untrained_warnings(train, rows)
+    of_traffic = _short_day_warnings(question.trace, question.until_s), _untrained_warnings(train, rows)
     return (*question.warnings, *itertools.chain(*of_traffic), *_time_limit_warnings())
 
 
-def _short_day_warnings(trace: Trace) -> tuple[str, ...]:
-    """A warning if the traffic is much shorter than a day."""
-    if trace.duration_s >= SHORT_DAY_S:
+def _short_day_warnings(trace: Trace, until_s: float = 0.0) -> tuple[str, ...]:
+    """A warning if the traffic, of several LLMs until `until_s`, is much shorter than a day."""
+    lasts_s = until_s or trace.duration_s
+    if lasts_s >= SHORT_DAY_S:
         return ()
     remedy, drawn = "give or draw traffic of a whole day", trace.drawn_from
     if isinstance(drawn, Description) and drawn.duration_s < (curve_s := drawn.every_s * len(drawn.rate_rps)):
         remedy = f"it is the busiest part of {show_s(curve_s)}: traffic: duration: 24 h draws a whole day"
     return (
-        f"the traffic lasts {show_s(trace.duration_s)}, not a day: costs are of that time alone, and say "
+        f"the traffic lasts {show_s(lasts_s)}, not a day: costs are of that time alone, and say "
         f"nothing of other hours; {remedy}",
     )
 

@@ -35,6 +35,10 @@ from planner.errors import PlannerError
 from planner.search.oracle.work_clock import WORK_S, now_s
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.solvers.pool_sizes import DayTerms, billed_usd, most_gpus_in_use, most_paid_gpus
+from planner.units import show_s
+
+# An LLM without requests for more than a step and this share of the day, at its begin or end, is named.
+LONG_IDLE_FRAC = 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,10 +143,12 @@ def study_day_together(
     """Simulate the static fleets and every controller, and find the optimum of all LLMs.
 
     All questions have the same stock. Where a question has training traffic, parameters are tuned for each
-    LLM by itself; `most_work_s` of the search's clock (work_clock.py) limits tuning and the optimum. Raises
-    InputError where traffic cannot be split as asked, or the traffic of two LLMs ends at different times.
+    LLM by itself; `most_work_s` of the search's clock (work_clock.py) limits tuning and the optimum. The day
+    lasts from 0 to the last arrival of all. Raises InputError where traffic cannot be split as asked.
     """
     deadline = now_s() + most_work_s
+    until_s = max(float(question.trace.arrival_s[-1]) for question in questions.values())
+    questions = {llm: replace(question, until_s=until_s) for llm, question in questions.items()}
     llm_questions = list(questions.values())
     stock = llm_questions[0].stock
     _, judged = split_questions(llm_questions)
@@ -179,7 +185,8 @@ def study_day_together(
             warnings=warnings_of(question, inputs.trains[llm_index], own_rows),
             winner_name=winner.name,
         )
-    warnings = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.warnings))
+    idle = [line for llm, question in questions.items() for line in _idle_warnings(llm, question)]
+    warnings = dict.fromkeys((*idle, *(line for answer in answers.values() for line in answer.warnings)))
     return JointAnswer(
         by_llm=answers,
         rows=tuple(rows),
@@ -187,9 +194,21 @@ def study_day_together(
         no_optimum=no_optimum,
         stock=stock,
         left_out=left_out,
-        warnings=warnings,
+        warnings=tuple(warnings),
         on_least_gpus=tuple(on_least_gpus),
     )
+
+
+def _idle_warnings(llm: str, question: DayQuestion) -> list[str]:
+    """A warning of a long time without requests of an LLM before its first or after its last."""
+    first_s, last_s = float(question.trace.arrival_s[0]), float(question.trace.arrival_s[-1])
+    idle = (("begins", first_s), ("ends", question.until_s - last_s))
+    return [
+        f"{llm} has no request for {show_s(idle_s)} {'after' if where == 'begins' else 'before'} the day "
+        f"{where}, by the clocks of its trace and the others'"
+        for where, idle_s in idle
+        if idle_s > max(question.step_s, LONG_IDLE_FRAC * question.until_s)
+    ]
 
 
 def _limit_to_paid_gpus(optimum: JointOptimum, judged: Sequence[DayQuestion]) -> list[DayQuestion]:

@@ -263,13 +263,16 @@ def simulate_in_windows(
     controller: Controller,
     limits: Sequence[Limit],
     edges_s: Floats,
+    *,
+    until_s: float = 0.0,
 ) -> ElasticRun:
-    """`simulate_elastic` with limits counted from the first to the last of `edges_s` (V + 1,).
+    """`simulate_elastic` with limits counted from the first to the last of `edges_s` (V + 1,), at least until
+    `until_s`.
 
     They are also counted in each window between two edges (`counted_in` and `violations_in`). Steps are not
     recorded.
     """
-    elastic_fleet = ElasticFleet(fleet, trace, pools, controller, tuple(limits))
+    elastic_fleet = ElasticFleet(fleet, trace, pools, controller, tuple(limits), until_s=until_s)
     elastic_fleet.check()
     state = elastic_fleet.first_state()
     state.window[:] = edges_s[0], edges_s[-1]

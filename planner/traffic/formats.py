@@ -476,10 +476,7 @@ class TraceRows:
         if order is not None:
             ticks = ticks[order]
         per_s = self._ticks_per_s(float(ticks[0]), notes)
-        # Only a trace in the format `requests` may begin later than 0, unless its clock counts from 1970.
-        if self.format.starts_at_zero or self.origin is not None or per_s != self.format.ticks_per_s:
-            ticks = ticks - ticks[0]
-        arrival_s = ticks if self.origin is not None else ticks / per_s  # Dates are in seconds already.
+        arrival_s, clock_zero_s = self._to_seconds(ticks, per_s)
         if arrival_s[-1] > MAX_SPAN_S:
             raise TraceError(
                 f"{self.path}, column {self.clock}: the last request arrives after {arrival_s[-1]:.3g} s, "
@@ -535,6 +532,7 @@ class TraceRows:
             warnings=warnings,
             notes=tuple(notes),
             coarse_s=quantum_s,
+            clock_zero_s=clock_zero_s,
         )
         if not waits:
             return gathered
@@ -545,6 +543,15 @@ class TraceRows:
                 f"{gathered.arrival_s[-1]:.3g} s, more than 100 years; give seconds"
             )
         return gathered
+
+    def _to_seconds(self, ticks: FloatArray, per_s: float) -> tuple[FloatArray, float]:
+        """Arrivals [s], and what the clock says where they are 0 [s]."""
+        # Only a trace in the format `requests` may begin later than 0, unless its clock counts from 1970.
+        is_moved = self.format.starts_at_zero or self.origin is not None or per_s != self.format.ticks_per_s
+        zero = float(ticks[0]) if is_moved else 0.0
+        if self.origin is not None:  # Dates are in seconds already.
+            return ticks - zero, self.origin.timestamp() + zero
+        return (ticks - zero) / per_s, zero / per_s
 
     def _clock_unit_warnings(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
         """Warnings about a long gap, else about the unit of the clock. Published formats define their unit,

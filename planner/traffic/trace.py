@@ -131,6 +131,8 @@ class Trace:
     adapters: tuple[str, ...] = ()
     copies_share_prefixes: bool = False  # Copies of a request (scaling.py) have the same prompt.
     drawn_from: object = None  # The described.Description of traffic that was drawn, not recorded.
+    # What the clock of the file says where `arrival_s` is 0 [s], of dates since 1970; None: it has no clock.
+    clock_zero_s: float | None = None
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)
@@ -337,7 +339,7 @@ def window_numbers(times_s: FloatArray, edges_s: FloatArray) -> npt.NDArray[np.i
 
 def spread_stamps(trace: Trace, *, seed: int) -> Trace:
     """The trace with the stamps of a coarse clock spread uniformly over the clock's step, and the first
-    arrival at 0; any other trace unchanged.
+    arrival where it was; any other trace unchanged.
     """
     coarse_s = trace.coarse_s
     if not coarse_s:
@@ -349,7 +351,8 @@ def spread_stamps(trace: Trace, *, seed: int) -> Trace:
         f"{coarse_s:g} s quantised stamps: uniform jitter of 0 to {coarse_s:g} s (seed {seed}), "
         "rows kept in their order"
     )
-    return replace(trace, arrival_s=arrival_s - arrival_s[0], notes=(*trace.notes, note), coarse_s=0.0)
+    arrival_s -= arrival_s[0] - trace.arrival_s[0]
+    return replace(trace, arrival_s=arrival_s, notes=(*trace.notes, note), coarse_s=0.0)
 
 
 def several_llms(llm: IntArray, llms: tuple[str, ...]) -> str:

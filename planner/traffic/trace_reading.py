@@ -47,7 +47,10 @@ SESSION_ENDINGS = (".json", ".jsonl")  # The endings of files of sessions in a f
 LEAST_CACHED_BYTES = 32 * 2**20  # Smaller files are not cached: to parse them takes a second or two.
 _ReadOptions = tuple[bool, str | None]  # `drop_invalid`, and the zone of dates that name none.
 # Fields of Trace that are cached: as JSON, and as arrays.
-_DESCRIPTION = ("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s")
+_DESCRIPTION = (
+    *("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s"),
+    "clock_zero_s",
+)
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adapter", "image_tokens", "task")
 
 

@@ -164,6 +164,13 @@ def test_a_limit_in_options_is_sent_to_slo_yaml() -> None:
     assert outcome.code == 2 and "beside llm, slo: {ttft: {p95: 1 s}}" in text
 
 
+def test_a_folder_for_a_command_that_writes_none_is_answered() -> None:
+    """`plan what-if -o out/` was "No such option: -o", without a way to keep the answer or the plan."""
+    outcome = script("plan", "what-if", "--slo", "slo.yaml", "-o", "out/")
+    text = " ".join(outcome.err.replace("│", " ").split())
+    assert outcome.code == 2 and "`--json > FILE` keeps its answer" in text
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("words", ["simulate --fleet out/", "what-if --slo slo.yaml", "day --trace day.csv"])
 def test_a_file_without_its_option_is_told_which(words: str) -> None:

@@ -14,11 +14,12 @@ import pytest
 import fleetplan
 from planner.day import day_api, several_llms_day
 from planner.day.day_api import JointDayResult
-from planner.day.day_study import DayAnswer, terms_of
+from planner.day.day_study import DayAnswer, split_training, terms_of
 from planner.day.search.several_llms_runs import joint_terms
 from planner.documents.several_llms_question import SeveralLlmsQuestion
 from planner.errors import InputError, PlannerError
 from planner.simulator.elastic import ElasticRun
+from planner.traffic.trace import Trace
 
 NAME = "meta-llama/Llama-3.1-8B"
 STANDING = {"llm": NAME, "workers": [{"name": "m", "role": "mixed", "gpu": "l40s-48g", "tp": 1, "count": 2}]}
@@ -181,6 +182,50 @@ def test_one_page_and_tables_of_each(found: JointDayResult, tmp_path: Path) -> N
     assert len(found.to_frame()) == 2 * len(told["controllers"])
 
 
+def one_after_the_other(*, dates: bool, one_file: bool) -> Any:
+    """2 requests/s in the first three minutes, and in two minutes after a pause of a minute."""
+    whole = question()
+    whole["day"] = {"controllers": "static", "start": "2 s", "least": 0, "billing": "day"}
+    at_s = np.arange(0.0, 360.0, 0.5)
+    rows = pd.DataFrame({"timestamp": at_s + 100, "input_tokens": 300, "output_tokens": 40})
+    rows["model"] = np.where(at_s < 240, "chat", "code")
+    if dates:
+        rows["timestamp"] = pd.Timestamp("2026-11-23 08:00") + pd.to_timedelta(at_s, unit="s")
+    rows = rows[(at_s < 180) | (at_s >= 240)]
+    traces = {llm: rows[rows["model"] == llm].drop(columns="model") for llm in ("chat", "code")}
+    both = {"chat": STANDING, "code": STANDING}
+    return fleetplan.day(whole, rows if one_file else traces, standing=both, time_limit_s=600)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("dates", "one_file"), [(False, False), (True, False), (True, True)])
+def test_llms_that_work_one_after_the_other_share_a_gpu(dates: bool, one_file: bool) -> None:
+    """359.5 s. Each LLM's trace was moved to 0, so both worked at once; in one file it was refused that the
+    first ends earlier.
+    """
+    answer = one_after_the_other(dates=dates, one_file=one_file).answer
+    assert answer.optimum is not None and answer.optimum.day.most_gpus == {"l40s-48g": 1}
+    usd_per_h = answer.by_llm["chat"].question.fleet.pools[0].type.price_usd_per_h
+    assert answer.optimum.day.usd == pytest.approx(usd_per_h * 359.5 / 3600)
+    assert answer.static.usd == pytest.approx(4 * answer.optimum.day.usd)
+    idle = [line for line in answer.warnings if "no request" in line]
+    assert [line.split(",")[0] for line in idle] == [
+        "chat has no request for 3.0 min before the day ends",
+        "code has no request for 4.0 min after the day begins",
+    ]
+    assert any("the traffic lasts 6.0 min" in line for line in answer.warnings)
+
+
+def test_training_ends_at_one_moment_for_all_llms() -> None:
+    """At 50 s of 100 s. It ended at the middle of each LLM's own traffic: at 40 s, and at 70 s."""
+    at_s = (np.arange(0.0, 81.0), np.arange(40.0, 101.0))
+    whole = Trace("t", at_s[0], np.full(81, 9), np.full(81, 9))
+    for each_s in at_s:
+        own = replace(whole.select(np.arange(len(each_s))), arrival_s=each_s)
+        train, judged = split_training(own, 0.5, 100.0)
+        assert train is not None and train.arrival_s[-1] == 49 and judged.arrival_s[0] == 0
+
+
 def test_agents_are_refused_before_their_fleets_are_planned() -> None:
     """A column was to be dropped, of described agents too, after all fleets had been planned."""
     limits = {"slo": {"ttft": {"p90": "2 s"}, "every": "5 min"}}
@@ -198,10 +243,7 @@ def test_agents_are_refused_before_their_fleets_are_planned() -> None:
 
 def test_what_is_refused() -> None:
     whole, both = question(), {"chat": STANDING, "code": STANDING}
-    traces = {"chat": traffic(late=False), "code": traffic(late=True, minutes=2)}
-    with pytest.raises(fleetplan.PlannerError, match="the traffic of one ends after"):
-        fleetplan.day(whole, traces, standing=both)
-    traces["code"] = traffic(late=True)
+    traces = {"chat": traffic(late=False), "code": traffic(late=True)}
     with pytest.raises(fleetplan.PlannerError, match="a fleet for each of chat, code; found chat"):
         fleetplan.day(whole, traces, standing={"chat": STANDING})
     with pytest.raises(fleetplan.PlannerError, match="stock of l40s-48g: the workers at time zero take more"):

@@ -272,7 +272,9 @@ def test_spans_within_spans_are_one_request(read: Read) -> None:
     ]
     document = {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
     for text in (json.dumps(document), json.dumps(document, indent=2)):
-        assert read(text, "spans.json").arrival_s.tolist() == [0.0, 3.0]
+        trace = read(text, "spans.json")
+        assert trace.arrival_s.tolist() == [0.0, 3.0]
+        assert trace.tenants == trace.llms == (), "spans without a user had one tenant, without a name"
 
 
 def test_names_in_a_trace_are_hashed_with_a_salt(read: Read) -> None:

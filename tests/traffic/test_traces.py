@@ -17,7 +17,7 @@ from planner.errors import InputError, PlannerError, TraceError
 from planner.files import checked_files
 from planner.traffic import formats
 from planner.traffic.formats import BLANK, NO_INPUT, NO_OUTPUT, clock_quantum_s
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_reading import read_trace
 from planner.traffic.trace_writing import to_jsonl
 
@@ -198,6 +198,12 @@ def test_three_second_stamps_are_spread_within_three_seconds(read: Read) -> None
     assert trace.notes == (
         "3 s quantised stamps: uniform jitter of 0 to 3 s (seed 0), rows kept in their order",
     )
+
+
+def test_spread_stamps_begin_where_they_did() -> None:
+    """An LLM whose first row of the file is at 100 s. It was moved to 0, beside the others' first rows."""
+    late = Trace("t", np.array([100.0, 100, 101]), np.full(3, 9), np.full(3, 9), coarse_s=1.0)
+    assert spread_stamps(late, seed=0).arrival_s[0] == 100
 
 
 def test_jitter_follows_the_seed(read: Read) -> None:

@@ -78,8 +78,8 @@ class DayRuns:
 
     The fleet's own counts of workers do not matter. JointRuns (several_llms_runs.py) has the same methods for
     several LLMs, and each of its windows belongs to one LLM. `pools` say how each pool may change. Steps have
-    the edges `terms.edges_s` (T + 1,), from 0 to the last arrival; by default a step is a window of the SLO.
-    Raises InputError for pools whose workers are interrupted by chance.
+    the edges `terms.edges_s` (T + 1,), from 0 to the end of the day, the last arrival or later; by default
+    a step is a window of the SLO. Raises InputError for pools whose workers are interrupted by chance.
     """
 
     def __init__(
@@ -224,21 +224,31 @@ class DayRuns:
         """Simulate a whole day with these workers (N, P) ready from each of `times_s` (N,) on. The first time
         is 0.
         """
-        run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.window_edges_s)
+        until_s = float(self.terms.edges_s[-1])
+        run = self._simulate(
+            self.trace, np.asarray(times_s), workers, self.pools, self.window_edges_s, until_s=until_s
+        )
         return self._judge_day(workers, run)
 
     def _simulate(
-        self, trace: Trace, times_s: Floats, workers: Ints, pools: Sequence[ElasticPool], edges_s: Floats
+        self,
+        trace: Trace,
+        times_s: Floats,
+        workers: Ints,
+        pools: Sequence[ElasticPool],
+        edges_s: Floats,
+        *,
+        until_s: float = 0.0,
     ) -> ElasticRun:
-        """Run the fleet with these sizes from each of `times_s` on; `edges_s` are the edges of judged
-        windows.
+        """Run the fleet with these sizes from each of `times_s` on, at least to `until_s`; `edges_s` are the
+        edges of judged windows.
         """
         # A new object as key: no other task asks for this simulation.
         charge_effort(object(), (len(trace) + SLICE_WORK) * request_effort(self.fleet, trace))
         starts_s = [pool.start_s for pool in pools]
         table = Timetable(times_s.tolist(), workers.tolist(), starts_s)
         pools = [replace(pool, first=size) for pool, size in zip(pools, table.sizes_at(0.0), strict=True)]
-        return simulate_in_windows(self.fleet, trace, pools, table, self.slo.limits, edges_s)
+        return simulate_in_windows(self.fleet, trace, pools, table, self.slo.limits, edges_s, until_s=until_s)
 
     def _judge_day(self, workers: Ints, run: ElasticRun) -> DayRun:
         """The bill and the verdict of a simulated day."""
@@ -267,6 +277,12 @@ def slo_edges_s(trace: Trace, slo: Slo) -> Floats:
     return np.array([measured_window(trace)[0], float(trace.arrival_s[-1])])
 
 
+def step_edges_s(last_s: float, step_s: float) -> Floats:
+    """The edges of steps of `step_s` from 0 to `last_s`, where the last one ends."""
+    steps = max(math.ceil(last_s / step_s - 1e-9), 1)  # Rounding must not add a step.
+    return np.append(np.arange(steps) * step_s, last_s)
+
+
 def day_terms(
     fleet: Fleet,
     trace: Trace,
@@ -281,15 +297,13 @@ def day_terms(
     """The terms of the master problem for a fleet's pools. Steps last `step_s`; by default they are the SLO's
     windows. `unit_s`, `stock` and `is_paid_all_day` are as in DayTerms.
     """
-    last_s = float(trace.arrival_s[-1])
     if step_s is None:
         # The first step includes the time before the first window, whose requests are not judged.
         edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))
     elif not step_s > 0:
         raise InputError(f"step_s is {step_s}, must be > 0")
     else:
-        steps = max(math.ceil(last_s / step_s - 1e-9), 1)  # Rounding must not add a step.
-        edges_s = np.append(np.arange(steps) * step_s, last_s)
+        edges_s = step_edges_s(float(trace.arrival_s[-1]), step_s)
     terms = [
         PoolTerms(
             start_s=_with_equal_starts(elastic).start_s,

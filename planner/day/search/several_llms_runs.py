@@ -11,36 +11,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.day.search.day_runs import DayRun, DayRuns
+from planner.day.search.day_runs import DayRun, DayRuns, step_edges_s
 from planner.domain import ROUNDING
-from planner.errors import InputError
 from planner.solvers.master import paid_usd_per_h
 from planner.solvers.paid_work import LeastPaid
 from planner.solvers.pool_sizes import DayTerms, Ints, billed_usd, lives_within_stock
 from planner.units import HOUR_S
 
-# The day ends with the shortest traffic of an LLM. The longest traffic may last longer by one step, or by
-# this share of its own length.
-MOST_EARLIER_FRAC = 0.05
 _EDGE_DECIMALS = 6  # Edges of windows [s] that are the same after rounding to these decimals are one edge.
 
 
 def joint_terms(llm_terms: Sequence[DayTerms], stock: Mapping[str, int], step_s: float) -> DayTerms:
     """The day of all LLMs together: their pools, the stock of GPUs that they share, and steps of `step_s`
-    that end with the shortest traffic. The billing is that of the first LLM's terms.
-
-    Raises InputError if the traffic of one LLM ends much earlier than that of another (MOST_EARLIER_FRAC).
+    that end with the longest traffic. The billing is that of the first LLM's terms.
     """
-    ends_s = [float(terms.edges_s[-1]) for terms in llm_terms]
-    first_s, last_s = min(ends_s), max(ends_s)
-    if last_s - first_s > max(step_s, MOST_EARLIER_FRAC * last_s):
-        raise InputError(
-            f"llms: the traffic of one ends after {first_s:.10g} s, that of another after {last_s:.10g} s; "
-            "give all of them the same span (traffic: window, or duration where it is described)"
-        )
-    # If the day is a whole number of steps, a rounding error must not add one more.
-    steps = max(int(np.ceil(first_s / step_s - ROUNDING)), 1)
-    edges_s = np.append(np.arange(steps) * step_s, first_s)
+    last_s = max(float(terms.edges_s[-1]) for terms in llm_terms)
+    edges_s = step_edges_s(last_s, step_s)
     pools = tuple(pool for terms in llm_terms for pool in terms.pools)
     return DayTerms(edges_s, pools, llm_terms[0].unit_s, dict(stock), llm_terms[0].is_paid_all_day)
 

@@ -242,6 +242,7 @@ class Gatherer:
         # The clock's step, over which trace.spread_stamps later spreads equal time stamps.
         coarse_s = _tick_s(at_ns) or formats.clock_quantum_s(arrival_s) or 0.0
         warnings += time_warnings.long_gap_warnings(name, arrival_s)
+        clock_zero_s = float(at_ns[0]) / 1e9
         del at_ns  # Long traces: free 8 bytes a request.
         names = {role: self._indices_and_names(role, codes[role][order]) for role in codes}
         tenant, tenants = names.get("tenant", (no_ids(), ()))
@@ -264,6 +265,7 @@ class Gatherer:
             notes=tuple(self.notes),
             warnings=warnings,
             coarse_s=coarse_s,
+            clock_zero_s=clock_zero_s,
         )
 
     def _find_halves(self) -> None:
@@ -323,9 +325,11 @@ class Gatherer:
         )
 
     def _indices_and_names(self, role: str, codes: npt.NDArray[np.int32]) -> tuple[IntArray, tuple[str, ...]]:
-        """The index (n,) of each row's name, and the names that occur."""
+        """The index (n,) of each row's name, and the names that occur; both empty where no row has one."""
         names = list(self._names[role])
         used, indices = np.unique(codes, return_inverse=True)
+        if [names[k] for k in used.tolist()] == [""]:
+            return no_ids(), ()
         return indices.reshape(-1).astype(np.int64), tuple(names[k] for k in used.tolist())
 
     def _hash_tenants(self, names: tuple[str, ...]) -> tuple[str, ...]:
