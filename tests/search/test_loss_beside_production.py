@@ -51,3 +51,21 @@ def test_one_more_worker_on_the_paid_node_is_with_a_loss() -> None:
     assert lossy.paid_usd_per_h == production.paid_usd_per_h == 23.92
     used, used_with_a_loss = (sum(each.gpus for each in answer.workers) for answer in (production, lossy))
     assert used <= used_with_a_loss == 8
+
+
+@pytest.mark.long
+def test_a_survivor_that_failed_its_tests_is_tried_with_one_more_worker() -> None:
+    """Production is the one H100, and there is no second. After two failed tests of four L40S it was
+    "no fleet within the limits was found".
+    """
+    plan = fleetplan.plan(
+        llm="Llama-3.1-8B",
+        slo={"ttft": {"p95": "1 s"}, "tpot": {"p95": "50 ms"}},
+        traffic={"rate": 10, "task": "lmsys-chat", "duration": "5 min"},
+        fleet={"gpus": {"l40s": 8, "h100-80g": 1}, "owned": {"l40s": 8, "h100-80g": 1}}
+        | {"electricity": {"price": "0.2 usd/kWh", "pue": 1.4}},
+    )
+    assert isinstance(plan, PlanResult)
+    _, production, lossy = plan.plan.certificate.answers
+    assert [each.gpu for each in production.workers] == ["h100-80g@owned"]
+    assert [(each.gpu, each.count) for each in lossy.workers] == [("l40s-48g@owned", 5)]

@@ -67,7 +67,8 @@ def find_fleet_with_a_loss(
     The cheapest fleet found is tested as production is, in scenarios that no search has seen, each after the
     loss of any one worker. If it fails, these scenarios join the search. If MOST_LOSS_TESTS cheaper fleets
     fail, the answer is production with one more worker of each kind. This fleet need not pass a test, because
-    after any loss all workers of production remain.
+    after any loss all workers of production remain. Where it is not within the limits, the last fleet that
+    failed is tested with one more worker of each kind.
 
     If a scale model was searched, in which one worker stands for many, the answer is production with one more
     worker of each kind.
@@ -82,6 +83,7 @@ def find_fleet_with_a_loss(
         return FleetWithALoss(enlarged, test.count_kept(enlarged, test.side_scenarios), None), enlarged
     scenarios, first_survivor = scenario_problem.oracle.scenarios, None
     failed = set[NamedCounts]()  # The fleets that failed their test.
+    last_failed: Counts | None = None
     for attempt in range(MOST_LOSS_TESTS + 1):
         may_miss = test.safety.most_missed(len(scenarios))
         hard = with_scenarios(scenario_problem, scenarios[: may_miss + LOSS_SCENARIOS], may_miss)
@@ -91,6 +93,9 @@ def find_fleet_with_a_loss(
             survivor = _find_survivor(loss_problem, scenario_problem, paper, production.best)
         if survivor is not None and names_of(survivor) in failed:
             survivor = None  # The scenarios that it missed were too few to refute it.
+        if survivor is None and not can_enlarge and last_failed is not None:
+            larger = one_more(scenario_problem, last_failed)
+            survivor = larger if scenario_problem.allows(larger) else None
         if can_enlarge and (survivor is None or objective_of(enlarged) <= objective_of(survivor)):
             survivor = enlarged
         if survivor is None:
@@ -104,6 +109,7 @@ def find_fleet_with_a_loss(
         if survivor is enlarged or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
             return FleetWithALoss(survivor, kept_in, loss_problem), first_survivor
         failed.add(names_of(survivor))
+        last_failed = survivor
         scenarios = (*missed, *scenarios, *kept_scenarios)  # The hardest come first.
         test = replace(test, first=next_block(test.first + kept_in.scenario_count))
     return None, first_survivor
