@@ -280,7 +280,7 @@ def test_a_dearer_gpu_never_makes_the_bill_of_several_llms_smaller() -> None:
     drawn = random_questions.question(55, random_questions.CLASSES, (12, 24))
     document = {key: drawn.document[key] for key in ("llm", "engine")} | {"safety": "none", "policies": {}}
     ttft, tbt = {"p90": "0.118382 s"}, {"p99": "0.363338 s"}
-    document["slo"] = {"ttft": ttft, "tbt": tbt, "tenants": {"each": {"share_frac": 0.9}}}
+    document["slo"] = {"ttft": ttft, "tbt": tbt, "tenants": {"each": {"share_frac": 0.9, "window": "2.5 s"}}}
     settings = {"max_num_batched_tokens": [1024], "max_num_seqs": [128]}
     document["fleet"] = drawn.document["fleet"] | settings | {"gpus": {"gpu1": 3, "gpu0": 12}}
     late = replace(drawn.trace, name="late", arrival_s=drawn.trace.arrival_s * 1.2452530325862647)
