@@ -202,11 +202,10 @@ def study_day_together(
 def _idle_warnings(llm: str, question: DayQuestion) -> list[str]:
     """A warning of a long time without requests of an LLM before its first or after its last."""
     first_s, last_s = float(question.trace.arrival_s[0]), float(question.trace.arrival_s[-1])
-    idle = (("begins", first_s), ("ends", question.until_s - last_s))
+    idle = (("after the day begins", first_s), ("before the day ends", question.until_s - last_s))
     return [
-        f"{llm} has no request for {show_s(idle_s)} {'after' if where == 'begins' else 'before'} the day "
-        f"{where}, by the clocks of its trace and the others'"
-        for where, idle_s in idle
+        f"{llm} has no request for {show_s(idle_s)} {when}, by the clocks of its trace and the others'"
+        for when, idle_s in idle
         if idle_s > max(question.step_s, LONG_IDLE_FRAC * question.until_s)
     ]
 
