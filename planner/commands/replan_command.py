@@ -151,7 +151,10 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         )
     else:
         proof = "NOT exhausted"
-    print_lines(f"{proof} over all counts of {options}; {count_text(document['simulations'], 'simulation')}")
+    others = count_text(len(document["also_tried"]), "other worker type")
+    also = f"; some fleets with {others} were simulated too" if document["also_tried"] else ""
+    simulations = count_text(document["simulations"], "simulation")
+    print_lines(f"{proof} over all counts of {options}{also}; {simulations}")
 
 
 def slo_text(way: dict[str, Any]) -> str:

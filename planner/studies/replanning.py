@@ -18,6 +18,11 @@ until no vector is left. A fleet is assumed to fail if a larger one fails. That 
 and decode pools, because more prefill workers hand over in bursts. So the answer is exact over these options
 only if no vector was dropped by the assumption.
 
+Where starts are dear, few large workers may cost less than any counts of these options. So vectors with other
+options of the question, one for each role and hardware, are simulated in the end, those that are expected to
+carry LEAST_SHARE of the traffic. If one fails, only smaller ones of the same options are dropped: without its
+slowest workers a fleet may hold. Of the vectors that no simulation reached nothing is known.
+
 Running workers of a GPU that is no longer in stock are stopped. Policies are those of the plan from scratch,
 because a change of policy moves no worker.
 
@@ -39,8 +44,9 @@ from planner.documents.task import PlanQuestion
 from planner.domain import OWNED, ROUNDING, SPOT, payment_suffix, row_of
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Pool
+from planner.policies import ONE_KIND, ONE_POOL, ONLY_PAIRS
 from planner.reports.words import describe_fleet
-from planner.search.mixed.mixed_fleets import expected_share
+from planner.search.mixed.mixed_fleets import best_settings, expected_share
 from planner.search.oracle.fleet_counts import Counts, workers_of
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.work_clock import is_over, now_s
@@ -58,7 +64,8 @@ from planner.units import finite_or_none, in_unit, show_amount
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-MOST_VECTORS = 2_000_000  # Count vectors in memory; with six options they take 100 MB.
+MOST_COUNTS = 12_000_000  # Counts of all listed count vectors together: 100 MB.
+LEAST_SHARE = 0.5  # Vectors with other options that are expected to carry less are not simulated.
 # The requests that all simulations of cheaper vectors may have together, which bounds the time of a replan.
 MOST_REQUESTS = 8_000_000
 # However short or long the trace is, FEWEST_TRIES to MOST_TRIES vectors are simulated, if as many are cheaper
@@ -120,7 +127,8 @@ class Replan:
 
     `keeps_running` says that the running fleet holds and stays. `is_exhausted` says that no cheaper count
     vector of these `options` is left to simulate. `assumed` of the cheaper vectors were dropped because a
-    larger fleet fails; the others were simulated and fail. `scratch` is the answer of a plan that ignores the
+    larger fleet fails; the others were simulated and fail. Of the vectors with `other_options` only some were
+    simulated. `scratch` is the answer of a plan that ignores the
     running fleet.
     """
 
@@ -131,6 +139,7 @@ class Replan:
     verdict: Verdict
     running_verdict: Verdict | None  # None if some of the running fleet's GPUs are no longer in stock.
     options: tuple[str, ...]
+    other_options: tuple[str, ...]
     is_exhausted: bool
     assumed: int
     simulations: int
@@ -154,7 +163,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     scratch = _plan_from_scratch(study, task, current)
     running, gone_pools = _running_options(scratch.problem, current)
     gone_workers = sum(pool.count for pool in gone_pools)
-    model = _build_model(scratch, running, gone_workers, terms)
+    model = _build_model(study, scratch, running, gone_workers, terms)
     names = [option.name for option in model.universe]
     n0 = model.n0
     scratch_count = {option.name: count for option, count in scratch.search_result.best}
@@ -171,7 +180,8 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     is_running_cheaper = float(model.horizon_usd(n0)) <= float(model.horizon_usd(known))
     if running_holds and (is_running_cheaper or not scratch.is_passed):
         known, known_holds = n0, True
-    best, assumed, is_exhausted = _find_cheaper(study, model, scratch, known)
+    best, assumed, is_exhausted = _find_cheaper(study, model, known)
+    best = _find_cheaper_of_any(study, model, best)
     best_holds = known_holds or bool((best != known).any())
     oracle = model.oracle
     running_verdict = (
@@ -201,7 +211,8 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
         ways=tuple(ways),
         verdict=oracle.simulate_and_judge(oracle.fleet(model.fleet_counts(best)), record=True)[1],
         running_verdict=running_verdict,
-        options=tuple(names),
+        options=tuple(names[: model.main_options]),
+        other_options=tuple(names[model.main_options :]),
         is_exhausted=is_exhausted,
         assumed=assumed,
         simulations=oracle.simulations,
@@ -223,11 +234,14 @@ def _limits_exceeded(limits: FleetLimits, counts: Counts) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ReplanModel:
-    """The model of the module's docstring, as arrays over the options of `universe` (J,).
+    """The model of the module's docstring, as arrays over the options of `universe` (J,). The first
+    `main_options` of them are those of the running fleet and of the best fleets from scratch.
 
-    `n0` are the running workers, without the `gone_workers` whose GPUs are no longer in stock. `uses`
-    (limits, J) is what one worker takes of each limit, `amounts` (limits,) what there is. Methods for costs
-    and limits take one count vector (J,) or many (V, J), all other methods one.
+    `share` is the share of the traffic that one worker is expected to carry. The search for cheaper fleets
+    ends at the `deadline` on the search's clock. `n0` are the running workers, without the `gone_workers`
+    whose GPUs are no longer in stock. `uses` (limits, J) is what one worker takes of each limit, `amounts`
+    (limits,) what there is. Methods for costs and limits take one count vector (J,) or many (V, J), all other
+    methods one.
     """
 
     universe: Sequence[Option]
@@ -240,6 +254,10 @@ class _ReplanModel:
     amounts: Floats
     limits: FleetLimits
     test: ScenarioTest | None
+    main_options: int
+    share: Floats
+    deadline: float
+    deploy: str | None
 
     def fleet_counts(self, n: Ints) -> Counts:
         """The counts `n` as pairs of option and workers, without the options that have none."""
@@ -308,10 +326,15 @@ def _plan_from_scratch(study: Study, task: PlanQuestion, current: Fleet) -> Stud
 
 
 def _build_model(
-    scratch: StudyAnswer, running: Sequence[tuple[Option, int]], gone_workers: int, terms: ReplanTerms
+    study: Study,
+    scratch: StudyAnswer,
+    running: Sequence[tuple[Option, int]],
+    gone_workers: int,
+    terms: ReplanTerms,
 ) -> _ReplanModel:
-    """The model over the options of the running fleet and of the best fleets from scratch."""
-    universe, limits = _candidate_options(running, scratch), scratch.problem.limits
+    """The model over the options of the running fleet and of the plan from scratch, and over others."""
+    main_options, limits = _candidate_options(running, scratch), scratch.problem.limits
+    universe = [*main_options, *_other_options(main_options, scratch, terms)]
     rows, running_count = limits.rows(), Counter[str]()
     for option, count in running:  # Several pools that run may be of one option.
         running_count[option.name] += count
@@ -328,30 +351,48 @@ def _build_model(
         amounts=np.array([amount for _, amount in rows]) * (1 + ROUNDING),
         limits=limits,
         test=untimed_test(problem),  # All ways are compared in the same scenarios.
+        main_options=len(main_options),
+        share=np.array([_share_per_worker(option, scratch) for option in universe]),
+        deadline=now_s() + study.work_limit_s,
+        deploy=problem.task.deploy,
     )
 
 
-def _find_cheaper(
-    study: Study, model: _ReplanModel, scratch: StudyAnswer, best: Ints
-) -> tuple[Ints, int, bool]:
-    """Simulate count vectors cheaper than `best`, those expected to carry the most traffic first.
-
-    Returns the best vector found, how many vectors were dropped as smaller than one that fails, and whether
-    no cheaper vector is left.
+def _find_cheaper(study: Study, model: _ReplanModel, best: Ints) -> tuple[Ints, int, bool]:
+    """The cheapest count vector found of the main options, how many vectors were dropped as smaller than one
+    that fails, and whether no cheaper vector is left.
     """
-    best_usd = float(model.horizon_usd(best))
-    vectors, lacks_options = _cheaper_counts(model, best_usd)
+    vectors, lacks_options = _cheaper_counts(model, float(model.horizon_usd(best)), model.main_options)
+    best, assumed, is_exhausted = _simulate_cheaper(study, model, best, vectors)
+    return best, assumed, is_exhausted and not lacks_options
+
+
+def _find_cheaper_of_any(study: Study, model: _ReplanModel, best: Ints) -> Ints:
+    """The cheapest count vector found of any options."""
+    vectors, _ = _cheaper_counts(model, float(model.horizon_usd(best)), len(model.universe))
+    vectors = vectors[_capacity_shares(model, vectors) >= LEAST_SHARE]
+    return _simulate_cheaper(study, model, best, vectors, drops_fewer_options=False)[0]
+
+
+def _simulate_cheaper(
+    study: Study, model: _ReplanModel, best: Ints, vectors: Ints, *, drops_fewer_options: bool = True
+) -> tuple[Ints, int, bool]:
+    """Simulate those of the `vectors` that cost less than `best`, the ones expected to carry most traffic
+    first. Returns the same as `_find_cheaper`.
+
+    If a vector fails, the smaller ones are dropped; without `drops_fewer_options` only those that have
+    workers of the same options.
+    """
+    best_usd, assumed = float(model.horizon_usd(best)), 0
     vectors = vectors[model.horizon_usd(vectors) < best_usd * (1 - ROUNDING)]
-    vectors = vectors[model.is_within_limits(vectors)]
-    share = np.array([_share_per_worker(option, scratch) for option in model.universe])
-    capacity = _capacity_shares(model.universe, share, vectors)
+    vectors = vectors[model.is_within_limits(vectors) & _can_deploy(model, vectors)]
+    capacity = _capacity_shares(model, vectors)
     # A vector without capacity lacks prefill or decode workers, so it cannot serve at all.
     vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
     traces = 1 + len(model.oracle.scenarios)  # Each vector is simulated on the trace and in the scenarios.
-    requests_per_try = traces * len(scratch.problem.trace)
+    requests_per_try = traces * len(model.oracle.trace)
     tries = int(np.clip(MOST_REQUESTS / requests_per_try, FEWEST_TRIES, MOST_TRIES))
-    deadline, assumed = now_s() + study.work_limit_s, 0
-    while len(vectors) and tries > 0 and not is_over(deadline):
+    while len(vectors) and tries > 0 and not is_over(model.deadline):
         tries -= 1
         # The vector with the largest expected capacity; of equal ones that with the most workers.
         candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
@@ -362,9 +403,25 @@ def _find_cheaper(
             is_left = model.horizon_usd(vectors) < best_usd * (1 - ROUNDING)
         else:
             is_left = ~(vectors <= candidate).all(axis=1)
+            if not drops_fewer_options:
+                is_left |= ((vectors > 0) != (candidate > 0)).any(axis=1)
             assumed += int((~is_left).sum()) - 1  # Only the candidate was simulated.
         vectors, capacity = vectors[is_left], capacity[is_left]
-    return best, assumed, not len(vectors) and not lacks_options
+    return best, assumed, not len(vectors)
+
+
+def _can_deploy(model: _ReplanModel, vectors: Ints) -> npt.NDArray[np.bool_]:
+    """Whether the question's target can run the fleets of the vectors (V, J)."""
+    is_mixed = np.array([option.role == "mixed" for option in model.universe])
+    has_mixed, has_pairs = (vectors[:, part].any(axis=1) for part in (is_mixed, ~is_mixed))
+    can = np.ones(len(vectors), bool)
+    if model.deploy in ONE_KIND:
+        can &= ~(has_mixed & has_pairs)
+    if model.deploy in ONLY_PAIRS:
+        can &= ~has_mixed
+    if model.deploy in ONE_POOL:
+        can &= ~has_pairs & ((vectors > 0).sum(axis=1) == 1)
+    return can
 
 
 def _gpu_names(gpu: str) -> tuple[str, ...]:
@@ -412,6 +469,20 @@ def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnsw
     return list(unique.values())
 
 
+def _other_options(main_options: Sequence[Option], scratch: StudyAnswer, terms: ReplanTerms) -> list[Option]:
+    """The further options of the question, one for each role and hardware, those first that cost least with
+    their start for the share that they are expected to carry.
+    """
+    options = best_settings(scratch.problem, scratch.search_result.level0, beyond_stock={})
+
+    def usd_per_share(option: Option) -> float:
+        usd = terms.horizon_h * option.type.price_usd_per_h + terms.start_usd
+        return usd / _share_per_worker(option, scratch)
+
+    names = {option.name for option in main_options}
+    return sorted((option for option in options if option.name not in names), key=usd_per_share)
+
+
 def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
     """The expected share of the traffic that one worker of an option carries.
 
@@ -426,45 +497,47 @@ def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
     return option.type.price_usd_per_h / scratch.fleet.price_usd_per_h
 
 
-def _cheaper_counts(model: _ReplanModel, best_usd: float) -> tuple[Ints, bool]:
-    """All count vectors (V, J) that may be cheaper than `best_usd`, and whether some options are left out.
-
-    They form a box: each option has from 0 to the most workers that the budget and the limits allow without
-    workers of other options. If the box has more than MOST_VECTORS vectors, the last options are left out
-    (their count is 0).
+def _cheaper_counts(model: _ReplanModel, best_usd: float, options: int) -> tuple[Ints, bool]:
+    """The count vectors (V, J) of the first `options` that may be cheaper than `best_usd`, and whether some
+    of these options are left out: the last ones are (their count is 0), where more than MOST_COUNTS would be
+    listed. Idle GPUs of whole nodes are not counted, so that some of the vectors are dearer.
     """
-    price, n0, uses = model.price, model.n0, model.uses
-    horizon_h, start_usd = model.terms.horizon_h, model.terms.start_usd
-    # `gone_workers` are stopped anyway.
-    budget_usd = best_usd - model.terms.stop_usd * model.gone_workers
-    most = np.zeros(len(price), dtype=np.int64)
-    for j, c in enumerate(price):
-        # The most workers of option j alone that the budget pays; of free workers as many as may be listed.
-        affordable = np.floor(budget_usd / (horizon_h * c)) if c > 0 else MOST_VECTORS
-        # If the budget pays for more workers of j than run, each of the further ones costs a start as well:
-        # H c n + p (n - n0) is at most the budget.
-        if start_usd and c * horizon_h * n0[j] < budget_usd:
-            with_starts = np.floor((budget_usd + start_usd * n0[j]) / (horizon_h * c + start_usd))
-            affordable = min(affordable, with_starts)
-        by_limit = [amount / use for amount, use in zip(model.amounts, uses[:, j], strict=True) if use > 0]
-        most[j] = int(min([affordable, MOST_VECTORS, *by_limit]))
-    kept_options = len(price)
-    while kept_options > 1 and np.prod(most[:kept_options] + 1.0) > MOST_VECTORS:
-        kept_options -= 1
-    most[kept_options:] = 0
-    if np.prod(most + 1.0) > MOST_VECTORS:  # Even the first option alone has too many counts.
-        return np.zeros((0, len(price)), dtype=np.int64), True
-    axes = np.meshgrid(*(np.arange(most_j + 1) for most_j in most), indexing="ij")
-    return np.stack([axis.ravel() for axis in axes], axis=1), kept_options < len(price)
+    terms, n0 = model.terms, model.n0
+    # Rounding must not leave out a vector: those that are not cheaper are dropped later.
+    budget_usd = best_usd * (1 + ROUNDING) - terms.stop_usd * model.gone_workers
+    hour_usd = terms.horizon_h * model.price
+    # What an option costs at least: with no worker, or with those that run.
+    least_usd = np.minimum(terms.stop_usd * n0, hour_usd * n0)
+    vectors, costs = np.zeros((1, len(n0)), dtype=np.int64), np.zeros(1)
+    for j in range(options):
+        by_limit = [amount / use for amount, use in zip(model.amounts, model.uses[:, j], strict=True) if use]
+        most = int(min([MOST_COUNTS, *by_limit]))
+        if hour_usd[j] + terms.start_usd > 0:
+            most = min(most, int(n0[j] + budget_usd / (hour_usd[j] + terms.start_usd)))
+        n = np.arange(most + 1)
+        usd = hour_usd[j] * n + terms.start_usd * np.maximum(n - n0[j], 0)
+        usd += terms.stop_usd * np.maximum(n0[j] - n, 0)
+        room_usd = budget_usd - costs - least_usd[j + 1 :].sum()
+        # Costs fall, if at all, up to the count that runs, and rise beyond it.
+        least = int(np.argmin(usd))
+        fewest = least + 1 - np.searchsorted(usd[least::-1], room_usd, side="right")
+        counts = np.maximum(np.searchsorted(usd[least:], room_usd, side="right") + least - fewest, 0)
+        if counts.sum() * len(n0) > MOST_COUNTS:
+            return vectors, True
+        rows = np.repeat(np.arange(len(vectors)), counts)
+        chosen = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) + fewest[rows]
+        vectors, costs = vectors[rows], costs[rows] + usd[chosen]
+        vectors[:, j] = chosen
+    return vectors, False
 
 
-def _capacity_shares(universe: Sequence[Option], share: Floats, vectors: Ints) -> Floats:
+def _capacity_shares(model: _ReplanModel, vectors: Ints) -> Floats:
     """The expected share of the traffic that each vector (V, J) carries: (V,).
 
     It is 0 for vectors with prefill workers and no decode workers, or the reverse.
     """
     carried = {
-        role: vectors @ (share * np.array([option.role == role for option in universe]))
+        role: vectors @ (model.share * np.array([option.role == role for option in model.universe]))
         for role in ("mixed", "prefill", "decode")
     }
     by_pairs = np.minimum(carried["prefill"], carried["decode"])
@@ -571,6 +644,7 @@ def replan_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
         ],
         "answers": [answer_document(scratch_answer) for scratch_answer in answer.scratch.answers],
         "searched_over": list(answer.options),
+        "also_tried": list(answer.other_options),
         "is_exhausted": answer.is_exhausted,
         "left_out_by_a_larger_one": answer.assumed,
         "is_exact": answer.is_exact,

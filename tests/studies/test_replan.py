@@ -167,7 +167,8 @@ def test_a_plan_that_failed_its_test_replaces_nothing_that_passes(
     test = SimpleNamespace(decide=lambda counts: passed, safety=Safety())
     monkeypatch.setattr(replanning, "untimed_test", lambda problem: test)
     monkeypatch.setattr(replanning, "_plan_from_scratch", lambda *_: scratch)
-    monkeypatch.setattr(replanning, "_find_cheaper", lambda study, model, scratch, best: (best, 0, True))
+    monkeypatch.setattr(replanning, "_find_cheaper", lambda study, model, best: (best, 0, True))
+    monkeypatch.setattr(replanning, "_find_cheaper_of_any", lambda study, model, best: best)
     larger = scratch.fleet.with_counts([pool.count + 1 for pool in scratch.fleet.pools])
     found = replan(study, at(8.0), larger, ReplanTerms(24.0, 0.0, 0.0))
     assert found.keeps_running and found.best.holds
@@ -183,6 +184,35 @@ def test_too_few_scenarios_are_not_a_limit_that_is_missed() -> None:
     assert slo_text(way) == "kept as written, in too few scenarios"
     assert slo_text(way | {"is_kept_as_written": False}) == "MISSED"
     assert slo_text(way | {"holds": True}) == "kept"
+
+
+def test_one_large_worker_is_started_where_starts_are_dear() -> None:
+    """Two workers of 1 H100 are the plan from scratch, and two of 2 L40S run. One of 2 H100 holds alone, and
+    saves a start of 10 USD in 4 hours: replan offered 47.92 USD.
+    """
+    fleet = {"gpus": ["l40s-48g", "h100-80g"], "sold_as": {"l40s-48g": "gpu", "h100-80g": "gpu"}}
+    task = asked(
+        llm="meta-llama/Llama-3.1-8B", engine="none", fleet={**fleet, "max_num_batched_tokens": [2048]}
+    )
+    study = Study(traffic(8, requests=300, rate_rps=48.0), CATALOG)
+    problem = study.problem_of(task)
+    worker = next(option for option in problem.options() if option.name == "mixed l40s-48g tp2 2048")
+    running = problem.oracle.fleet(((worker, 2),))
+    found = replan(study, task, running, ReplanTerms(4.0, 10.0, 2.0))
+    assert [(pool.type.tp, pool.count) for pool in found.best.fleet.running_pools] == [(2, 1)]
+    assert found.best.total_usd == pytest.approx(4 * 2 * 2.99 + 10 + 2 * 2)
+    assert "mixed h100-80g tp2 2048" in found.other_options and found.verdict.holds
+
+
+def test_what_a_target_cannot_run_is_not_offered() -> None:
+    """SkyPilot runs one pool of one type. Beside the worker of 4 H100 that runs, one of 2 was offered."""
+    task = question(fleet={**BOTH, "max_num_batched_tokens": [2048]}, deploy={"target": "skypilot"})
+    study = Study(traffic(24, requests=300, rate_rps=3.0), CATALOG)
+    problem = study.problem_of(task)
+    worker = next(option for option in problem.options() if option.name == "mixed h100-80g tp4 2048")
+    found = replan(study, task, problem.oracle.fleet(((worker, 1),)), ReplanTerms(4.0, 10.0, 2.0))
+    assert len(found.best.fleet.running_pools) == 1 and found.verdict.holds
+    assert {option.split()[0] for option in (*found.options, *found.other_options)} == {"mixed"}
 
 
 def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fleet) -> None:
