@@ -22,7 +22,7 @@ from planner.search.problem.options import hardware_of
 from planner.search.problem.owned_first import merge_kinds, one_more, owned_first
 from planner.search.problem.plan_problem import Problem, with_scenarios
 from planner.search.production import cheapest_kept
-from planner.search.production.like_price import feasible_fleets
+from planner.search.production.like_price import feasible_fleets, with_most_headroom
 from planner.search.production.scenario_test import FleetTrial, is_test_passed
 from planner.traffic.scaling import SAME_FRAC
 
@@ -65,10 +65,11 @@ def find_fleet_with_a_loss(
     the search found, which may have failed its test.
 
     The cheapest fleet found is tested as production is, in scenarios that no search has seen, each after the
-    loss of any one worker. If it fails, these scenarios join the search. If MOST_LOSS_TESTS cheaper fleets
-    fail, the answer is production with one more worker of each kind. This fleet need not pass a test, because
-    after any loss all workers of production remain. Where it is not within the limits, the last fleet that
-    failed is tested with one more worker of each kind.
+    loss of any one worker. If it fails, these scenarios join the search, and of the fleets of like price the
+    one with the most headroom is tested next. If MOST_LOSS_TESTS cheaper fleets fail, the answer is
+    production with one more worker of each kind. This fleet need not pass a test, because after any loss all
+    workers of production remain. Where it is not within the limits, the last fleet that failed is tested with
+    one more worker of each kind.
 
     If a scale model was searched, in which one worker stands for many, the answer is production with one more
     worker of each kind.
@@ -91,6 +92,9 @@ def find_fleet_with_a_loss(
         survivor = None
         if attempt < MOST_LOSS_TESTS:
             survivor = _find_survivor(loss_problem, scenario_problem, paper, production.best)
+        if survivor is not None and failed:
+            # The same workers may pass with other engine settings than those found first.
+            survivor = with_most_headroom(loss_problem, paper.level0.options, survivor)
         if survivor is not None and names_of(survivor) in failed:
             survivor = None  # The scenarios that it missed were too few to refute it.
         if survivor is None and not can_enlarge and last_failed is not None:
