@@ -21,10 +21,9 @@ def controller_manifests(answer: DayAnswer, row: ControllerDay | None = None) ->
     longest_tokens = int((trace.input_tokens + trace.output_tokens).max())
     files: dict[str, str] = {}
     refused: list[str] = []
-    names, sizes = [pool.name for pool in fleet.pools], [pool.count for pool in fleet.pools]
     for target in autoscaling.PAIRS.get(day.name, {}):
         try:
-            scaler = autoscaling.autoscaler_of(day.chosen, day.knowledge, names, sizes)
+            scaler = autoscaling.autoscaler_of(day.chosen, day.knowledge, fleet)
             scaler_files = autoscaling.render(fleet, longest_tokens, target, scaler)
         except InputError as error:
             refused.append(f"- {target}: {error}")

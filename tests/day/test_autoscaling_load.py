@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from manifest_commands import documents
 from readings import ENGINE, knowledge, reading
 
 from planner.day import autoscaling
-from planner.day.autoscaling import Autoscaler, by_load, node_filling, prometheus_queries, recording_rules
+from planner.day.autoscaling import Autoscaler, by_load, prometheus_queries, recording_rules
 from planner.day.controllers import table
 from planner.day.controllers.knowledge import CapacityTable, Knowledge, LoadRule, peak_load
 from planner.day.controllers.planned import Fleetplan, FleetplanSettings
@@ -37,8 +38,7 @@ ROLES: dict[str, tuple[Role, ...]] = {
 def exported(name: str, own: Knowledge, **parameters: Any) -> Autoscaler:
     fleet = FLEETS[name]
     chosen = table.parse_controller("fleetplan", parameters)
-    sizes = [1] * len(fleet.pools)
-    return autoscaling.autoscaler_of(chosen, own, [pool.name for pool in fleet.pools], sizes)
+    return autoscaling.autoscaler_of(chosen, own, fleet.with_counts([1] * len(fleet.pools)))
 
 
 def on_nodes(roles: tuple[Role, ...]) -> Knowledge:
@@ -359,32 +359,7 @@ def test_rules_by_load_refer_upwards(name: str) -> None:
         assert all(query.startswith(recording_rules.WORKERS) for query in queries)
 
 
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"rules": [1]}, "rules: expected a rule by load per pool"),
-    ({"rules": (by_load.pool_rule(RULE, ENGINE, "mixed"),) * 2}, "rules: 2 rules of 1 pools"),
-    ({"nodes": [8]}, "nodes: expected a node per pool"),
-    ({"nodes": (node_filling.RentedNode("h100", 8, 2),) * 2}, "nodes: 2 nodes of 1 pools"),
-    ({"drain_s": 4000}, "drain_s: 4000 s, and its manifest holds 0 to 3600 s"),
-]
-
-
-@pytest.mark.parametrize(("parameters", "words"), BAD)
-def test_bad_rules_are_one_line(parameters: dict[str, Any], words: str) -> None:
-    told = exported("mixed", knowledge(engines=(ENGINE,), rules=(RULE,)))
-    wrong = Autoscaler(told.controller, {**told.parameters, **parameters}, told.pools)
-    with pytest.raises(InputError, match=words) as error:
-        autoscaling.render(FLEETS["mixed"], 5000, "kubernetes", wrong)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (LoadRule((1.0, 0.5), 2.0, 15.0, 600.0), "edges must rise from 0"),
-        (LoadRule((), 0.0, 15.0, 600.0), "highest is 0, must be finite and > 0"),
-        (LoadRule((), 1.0, 60.0, 15.0), "spans of 60 s in a window of 15 s"),
-    ],
-)
-def test_a_rule_that_says_nothing_is_refused(rule: LoadRule, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        by_load.pool_rule(rule, ENGINE, "mixed")
+def test_a_rule_without_work_is_refused() -> None:
+    idle = replace(ENGINE, prefill_s_per_token=0.0, decode_s_per_sequence=0.0, decode_s_per_token=0.0)
+    with pytest.raises(InputError, match="work of tokens must be finite, >= 0 and not all 0"):
+        by_load.pool_rule(RULE, idle, "mixed")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from manifest_commands import EXAMPLES, documents
 from plans import a_pool, mixed
 
 from planner import manifests
 from planner.day import autoscaling
 from planner.day.autoscaling import Autoscaler, ScaledPool
-from planner.fleet import Fleet
+from planner.day.controllers import table
+from planner.day.controllers.knowledge import CapacityTable, Knowledge
+from planner.fleet import Fleet, Role
+from planner.simulator.elastic import ElasticPool
 
 TIMETABLE = ((0, 2), (6 * 3600 + 1800, 4), (22 * 3600, 2))
 PAIRS = Fleet(
@@ -21,24 +26,43 @@ PAIRS = Fleet(
 FLEETS = {"mixed": EXAMPLES["mixed"], "two mixed pools": EXAMPLES["two gpu types"], "pairs": PAIRS}
 
 
-def autoscaler(fleet: Fleet, controller: str, /, **parameters: Any) -> Autoscaler:
-    """1 to 9 workers in each pool, 2 at the beginning, and a timetable."""
-    pools = tuple(ScaledPool(pool.name, pool.role, 1, 9, 2, TIMETABLE, start_s=120.0) for pool in fleet.pools)
-    return Autoscaler(controller, parameters, pools)
+def autoscaler(
+    fleet: Fleet,
+    controller: str,
+    /,
+    *,
+    by_role: Mapping[Role, Mapping[str, Any]] | None = None,
+    rates_rps: Sequence[float] = (1.0, 2.5, 5.0),
+    sizes: Sequence[Sequence[int]] | None = None,
+    timetable: tuple[tuple[int, int], ...] = TIMETABLE,
+    least: int = 1,
+    **settings: Any,
+) -> Autoscaler:
+    """1 to 9 workers in each pool, 2 at the beginning, and a timetable. `settings` are named as their fields;
+    the capacity table has these sizes at `rates_rps`.
+    """
+    rows = [[size] * len(fleet.pools) for size in (1, 2, 5)] if sizes is None else sizes
+    row = table.CONTROLLERS[controller]
+    for_all = row.settings(**settings)
+    knowledge = Knowledge(
+        tuple(ElasticPool(120.0, least=least, most=9) for _ in fleet.pools),
+        tuple(pool.role for pool in fleet.pools),
+        capacity=CapacityTable(np.array(rates_rps), np.array(rows), "by hand"),
+        ttft_s=2.0,
+        tpot_s=0.2,
+    )
+    of_roles = {role: replace(for_all, **own) for role, own in (by_role or {}).items()}
+    pools = tuple(
+        ScaledPool(pool.name, pool.role, least, 9, 2, timetable, start_s=120.0, drain_s=90.0)
+        for pool in fleet.pools
+    )
+    return Autoscaler(table.ChosenController(row, for_all, of_roles), knowledge, pools)
 
 
-def with_least(given: Autoscaler, least: int) -> Autoscaler:
-    return replace(given, pools=tuple(replace(pool, least=least) for pool in given.pools))
-
-
-def parameters_for(fleet: Fleet, controller: str, target: str) -> dict[str, Any]:
-    """The least that the controller must be told."""
-    pools = len(fleet.pools)
-    if controller in ("fleetplan", "forecast", "aladdin"):
-        return {"rates_rps": [1.0, 2.5, 5.0], "sizes": [[1] * pools, [2] * pools, [5] * pools]}
-    if controller == "dynamo-sla":
-        return {"ttft_s": 2.0, "tpot_s": 0.2}
-    return {"metric": "concurrency"} if target == "ray-serve" and controller != "knative" else {}
+def parameters_for(controller: str, target: str) -> dict[str, Any]:
+    """The least that the controller must be told: Ray Serve follows concurrency alone."""
+    is_by_metric = target == "ray-serve" and controller in ("hpa", "keda")
+    return {"metric": "concurrency"} if is_by_metric else {}
 
 
 def is_possible(fleet: Fleet, controller: str, target: str) -> bool:
@@ -57,9 +81,8 @@ def is_possible(fleet: Fleet, controller: str, target: str) -> bool:
 def written(fleet: str, controller: str, target: str) -> dict[str, str]:
     """The files of one pair."""
     given = FLEETS[fleet]
-    told = autoscaler(given, controller, **parameters_for(given, controller, target))
-    if target == "ray-serve":
-        told = replace(told, pools=tuple(replace(pool, timetable=()) for pool in told.pools))
+    timetable = () if target == "ray-serve" else TIMETABLE
+    told = autoscaler(given, controller, timetable=timetable, **parameters_for(controller, target))
     return autoscaling.render(given, 5000, target, told)
 
 

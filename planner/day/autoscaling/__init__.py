@@ -16,16 +16,21 @@ from planner.day.autoscaling import (
     scalable_pools,
     variants,
 )
-from planner.day.autoscaling.autoscaler import Autoscaler, ScaledPool, WrittenManifests, timetable_of
-from planner.day.autoscaling.controller_choice import autoscaler_of
+from planner.day.autoscaling.autoscaler import (
+    Autoscaler,
+    ScaledPool,
+    WrittenManifests,
+    autoscaler_of,
+    timetable_of,
+)
 from planner.day.autoscaling.scalable_pools import MEASURED, SCALABLE, SCALED_FROM_OUTSIDE, find_scale_targets
-from planner.day.autoscaling.scale_targets import ScaleTarget, with_all_pools
+from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
 from planner.manifests import engine_command, sglang_engine
 
-__all__ = ["PAIRS", "Autoscaler", "ScaledPool", "autoscaler_of", "find_refusal", "render", "timetable_of"]
+__all__ = ["PAIRS", "Autoscaler", "ScaledPool", "autoscaler_of", "render", "timetable_of"]
 
 # The objects of controllers that can be written for several targets, or under several names.
 _RECORDING_RULES = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
@@ -57,31 +62,14 @@ PAIRS: dict[str, dict[str, str]] = {
 }
 
 
-def find_refusal(controller: str, target: str) -> str:
-    """Why no manifest of `controller` can be written for `target`, and which pairs can; empty if one can."""
-    if target not in manifests.TARGETS:
-        return f"target: must be one of {', '.join(manifests.TARGETS)}, found {target[:200]!r}"
-    if controller not in PAIRS:
-        return f"controller: no manifest is written of {controller[:100]!r}; there is {', '.join(PAIRS)}"
-    if target in PAIRS[controller]:
-        return ""
-    others = [name for name, targets in PAIRS.items() if target in targets]
-    return (
-        f"{target}: no manifest of the controller {controller} is written for it: {controller} is for "
-        f"{', '.join(PAIRS[controller])}; {target} has {', '.join(others)}"
-    )
-
-
 def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler) -> dict[str, str]:
     """The content of every file, by its path in the folder of manifests.
 
-    These are the target's own files, the controller's, and README.md. Raises InputError if PAIRS lacks the
-    pair, or if the manifest has no field for a parameter of the controller.
+    These are the target's own files, the controller's, and README.md. PAIRS must have the pair. Raises
+    InputError if the manifest has no field for a setting of the controller.
     """
-    if refusal := find_refusal(autoscaler.controller, target):
-        raise InputError(refusal)
     if autoscaler.controller == "static":
-        fleet = fleet_at_beginning(fleet, autoscaler)
+        fleet = fleet.with_counts(pool.size for pool in autoscaler.pools)
         return manifests.render(fleet, max_model_len, target).files
     if sglang_engine.is_sglang(fleet):
         raise InputError(
@@ -89,7 +77,8 @@ def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler
         )
     if autoscaler.controller in ("hpa", "keda", "knative") and target == "ray-serve":
         ray_serve_autoscaler.check(autoscaler)  # Ray Serve follows requests in flight alone.
-    fleet = with_all_pools(fleet, autoscaler)
+    # A pool that begins empty gets one worker, so that manifests have it.
+    fleet = fleet.with_counts(max(pool.size, 1) for pool in autoscaler.pools)
     files = dict(manifests.render(fleet, max_model_len, target).files)
     readme = files.pop("README.md")
     scale_targets = find_scale_targets(fleet, target, autoscaler)
@@ -103,13 +92,6 @@ def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler
     for path, documents in written.files.items():
         files[path] = about + "---\n".join(map(to_yaml, documents))
     return {"README.md": readme + _write_readme(target, autoscaler, scale_targets, written), **files}
-
-
-def fleet_at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
-    """The fleet with the counts that the controller begins with; InputError if it has other pools."""
-    with_all_pools(fleet, autoscaler)  # Called for its InputError alone.
-    sizes = {pool.name: pool.size for pool in autoscaler.pools}
-    return fleet.with_counts(sizes[pool.name] for pool in fleet.pools)
 
 
 def _write_beside_target(

@@ -1,25 +1,29 @@
-"""What manifests need to know of a plan's autoscaler: the controller, its parameters, and for each pool how
+"""A controller that was simulated, as manifests deploy it: its settings, what it knew, and for each pool how
 its size may change.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner import units
+from planner.day.controllers.cron import Cron
+from planner.day.controllers.keda import KedaSettings
+from planner.day.controllers.knowledge import Knowledge
+from planner.day.controllers.settings import ControllerSettings
+from planner.day.controllers.static import Static
+from planner.day.controllers.table import ChosenController
 from planner.day.controllers.windows import Window, format_clock
 from planner.errors import InputError
-from planner.fleet import Role
-from planner.manifests import engine_command
+from planner.fleet import Fleet, Role
 
 Document = dict[str, Any]
 DAY_S, MINUTE_S = int(units.DAY_S), 60  # Whole seconds, as manifests write them.
 WEEK_DAYS = 7
-LABEL_CHARS = 100  # An error quotes at most this much of a pool's name.
-LEAST_QUANTITY = 0.001  # Kubernetes writes quantities in thousandths.
+USUAL_DRAIN_S = 3600.0  # Manifests need a limit on draining; this one if the simulation had none.
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,124 +40,47 @@ class ScaledPool:
     least: int
     most: int
     size: int
-    timetable: tuple[tuple[int, int], ...] = ()
-    start_s: float = 0.0
-    drain_s: float = 90.0
-
-    def __post_init__(self) -> None:
-        # The name comes from the user's file, where it may be long or have several lines.
-        label = f"pool {engine_command.one_line(self.name)[:LABEL_CHARS]}"
-        if not 0 <= self.least <= self.most or self.most < 1:
-            raise InputError(
-                f"{label}: least {self.least} and most {self.most}: must be 0 <= least <= most, and most >= 1"
-            )
-        if not self.least <= self.size <= self.most:
-            raise InputError(f"{label}: begins with {self.size} workers, must be {self.least} to {self.most}")
-        times_s = [time_s for time_s, _ in self.timetable]
-        if times_s != sorted(set(times_s)) or any(not 0 <= time_s < DAY_S for time_s in times_s):
-            raise InputError(
-                f"{label}: timetable: expected seconds of the day that rise, 0 to {DAY_S - 1}, "
-                f"found {times_s}"
-            )
-        for _, size in self.timetable:
-            if not self.least <= size <= self.most:
-                raise InputError(f"{label}: timetable: {size} workers, must be {self.least} to {self.most}")
-        for name, value_s in (("start_s", self.start_s), ("drain_s", self.drain_s)):
-            if not (value_s >= 0 and math.isfinite(value_s)):
-                raise InputError(f"{label}: {name} is {value_s:g}, must be finite and >= 0")
+    timetable: tuple[tuple[int, int], ...]
+    start_s: float
+    drain_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Autoscaler:
-    """A controller by its name in the table of controllers, its parameters in SI units, and its pools.
+    """A controller, what it knew in the simulation, and the pools that it scales, in the fleet's order."""
 
-    Parameters are named as the fields of the controller's settings (planner/day/controllers/). The parameters
-    in a mapping under `prefill` or `decode` apply to that role only. Some controllers have more:
+    chosen: ChosenController
+    knowledge: Knowledge
+    pools: tuple[ScaledPool, ...]
 
-        fleetplan, forecast, aladdin: rates_rps, R rates, and sizes, R rows with the size of each pool, the
-                                      plan's capacity table
-        dynamo-sla:                   ttft_s and tpot_s, the limits of the SLO
-        fleetplan:                    rules (by_load.PoolRule) and nodes (node_filling.RentedNode or None),
-                                      one of each pool
-    """
+    @property
+    def controller(self) -> str:
+        """The controller's name in the table of controllers."""
+        return self.chosen.row.name
 
-    controller: str
-    parameters: Mapping[str, object] = field(default_factory=dict)
-    pools: tuple[ScaledPool, ...] = ()
+    @property
+    def settings(self) -> Any:
+        """The settings of this controller, of a class of its own (planner/day/controllers)."""
+        return self.chosen.settings
+
+    def with_settings(self, settings: ControllerSettings) -> Autoscaler:
+        """The same autoscaler with these settings."""
+        return replace(self, chosen=replace(self.chosen, settings=settings))
 
     def of_role(self, role: Role) -> Autoscaler:
-        """The same autoscaler with the parameters for pools of one role: those under the role's name override
-        the others. It keeps the pools of all roles. Raises InputError where no mapping is under that name.
-        """
-        role_parameters = self.parameters.get(role)
-        if role_parameters is None:
-            return self
-        if not isinstance(role_parameters, Mapping):
-            raise InputError(f"{self.controller}: {role}: expected parameters, found {role_parameters!r}")
-        return Autoscaler(self.controller, {**self.parameters, **role_parameters}, self.pools)
+        """The same autoscaler with the settings for pools of one role."""
+        return self.with_settings(self.chosen.by_role.get(role, self.chosen.settings))
 
-    def read_number(self, name: str, default: float) -> float:
-        """The parameter `name`, or `default` where it is missing. Raises InputError unless it is a finite
-        number.
+    def whole_seconds(self, name: str, value_s: float, *, least: int, most: int) -> int:
+        """The value of the setting `name`, rounded up to whole seconds. Raises InputError unless it is from
+        `least` to `most`, which the manifest's field allows.
         """
-        value = self.parameters.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise InputError(f"{self.controller}: {name}: expected a finite number, found {value!r}")
-        return float(value)
-
-    def read_text(self, name: str, default: str) -> str:
-        """The parameter `name`, or `default` where it is missing. Raises InputError unless it is a text."""
-        value = self.parameters.get(name)
-        value = default if value is None else value
-        if not isinstance(value, str):
-            raise InputError(f"{self.controller}: {name}: expected text, found {value!r}")
-        return value
-
-    def read_seconds(self, name: str, default: float, *, least: int, most: int) -> int:
-        """The parameter `name`, or `default` where it is missing, rounded up to whole seconds. Raises
-        InputError unless it is from `least` to `most`, which the manifest's field allows.
-        """
-        value_s = math.ceil(self.read_number(name, default))
-        if not least <= value_s <= most:
+        whole_s = math.ceil(value_s)
+        if not least <= whole_s <= most:
             raise InputError(
-                f"{self.controller}: {name}: {value_s} s, and its manifest holds {least} to {most} s"
+                f"{self.controller}: {name}: {whole_s} s, and its manifest holds {least} to {most} s"
             )
-        return value_s
-
-
-def timetable_of(
-    windows: Sequence[Window], pool: int, *, least: int, most: int
-) -> tuple[tuple[int, int], ...]:
-    """The timetable of pool number `pool` for `ScaledPool`: at each time the largest size among the windows
-    that contain this time, clamped to `least` and `most`. Without windows it has one row, at midnight.
-
-    Raises InputError for windows on some days of the week only, because a timetable is the same every day.
-    """
-    for window in windows:
-        if (days := len(set(window.days))) < WEEK_DAYS:
-            clocks = f"{format_clock(window.begin_s)} to {format_clock(window.end_s)}"
-            raise InputError(
-                f"windows: {clocks} is of {days} days of the week; manifests are written of daily windows "
-                "alone"
-            )
-    edges_s = {int(edge_s) % DAY_S for window in windows for edge_s in (window.begin_s, window.end_s)}
-    rows = []
-    # Sizes change only where a window begins or ends. Windows are daily, so Monday stands for every day.
-    for time_s in sorted(edges_s or {0}):
-        size = max((window.workers_of(pool) for window in windows if window.contains(time_s)), default=0)
-        rows.append((time_s, min(max(size, least), most)))
-    return tuple(rows)
-
-
-def format_quantity(value: float, what: str) -> str:
-    """A Kubernetes quantity, whole or in thousandths (1500m). Raises InputError, beginning with `what`, for
-    less than one thousandth.
-    """
-    if value < LEAST_QUANTITY:
-        raise InputError(f"{what}: {value:g}, must be at least 0.001")
-    thousandths = round(value * 1000)
-    return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
+        return whole_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,3 +92,60 @@ class WrittenManifests:
     files: dict[str, list[Document]]
     instructions: tuple[str, ...] = ()
     limitations: tuple[str, ...] = ()
+
+
+def autoscaler_of(chosen: ChosenController, knowledge: Knowledge, fleet: Fleet) -> Autoscaler:
+    """The autoscaler that does what a chosen controller does. The pools of `fleet` have their sizes at the
+    beginning.
+
+    Raises InputError where the controller lacks what it needs, or has windows for some days of a week alone.
+    """
+    sizes: Sequence[int] = [pool.count for pool in fleet.pools]
+    controller = chosen(knowledge)  # A ChosenController makes a controller when it is called.
+    if isinstance(controller, Static):
+        # A static controller asks for its sizes at once, so its autoscaler begins with them.
+        controller.start(sizes)
+        sizes = controller.wanted
+    # `cron` makes windows of earlier days if none were given.
+    timetable = controller.windows if isinstance(controller, Cron) else ()
+    pools = []
+    for i, (pool, elastic, size) in enumerate(zip(fleet.pools, knowledge.pools, sizes, strict=True)):
+        settings = chosen.by_role.get(pool.role, chosen.settings)
+        windows = settings.cron if isinstance(settings, KedaSettings) else timetable
+        pools.append(
+            ScaledPool(
+                pool.name,
+                pool.role,
+                elastic.least,
+                elastic.most,
+                int(size),
+                timetable_of(windows, i, least=elastic.least, most=elastic.most) if windows else (),
+                start_s=elastic.start_s,
+                drain_s=elastic.drain_limit_s if math.isfinite(elastic.drain_limit_s) else USUAL_DRAIN_S,
+            )
+        )
+    return Autoscaler(chosen, knowledge, tuple(pools))
+
+
+def timetable_of(
+    windows: Sequence[Window], pool: int, *, least: int, most: int
+) -> tuple[tuple[int, int], ...]:
+    """The timetable of pool number `pool` for `ScaledPool`: at each time the largest size among the windows
+    that contain this time, clamped to `least` and `most`.
+
+    Raises InputError for windows on some days of the week only, because a timetable is the same every day.
+    """
+    for window in windows:
+        if (days := len(set(window.days))) < WEEK_DAYS:
+            clocks = f"{format_clock(window.begin_s)} to {format_clock(window.end_s)}"
+            raise InputError(
+                f"windows: {clocks} is of {days} days of the week; manifests are written of daily windows "
+                "alone"
+            )
+    # Sizes change only where a window begins or ends. Windows are daily, so Monday stands for every day.
+    edges_s = {int(edge_s) % DAY_S for window in windows for edge_s in (window.begin_s, window.end_s)}
+    rows = []
+    for time_s in sorted(edges_s):
+        size = max((window.workers_of(pool) for window in windows if window.contains(time_s)), default=0)
+        rows.append((time_s, min(max(size, least), most)))
+    return tuple(rows)

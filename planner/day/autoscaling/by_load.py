@@ -20,7 +20,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler
 from planner.day.autoscaling.prometheus_queries import (
@@ -31,12 +30,11 @@ from planner.day.autoscaling.prometheus_queries import (
     llm_series,
     per_s,
     pool_series,
-    usual_value,
     waiting_beyond_one,
 )
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.knowledge import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule
-from planner.day.controllers.planned import MOST_GROWTH
+from planner.day.controllers.planned import MOST_GROWTH, FleetplanSettings
 from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.fleet import Role
@@ -52,14 +50,11 @@ NOW, GROWTH = "fleetplan:pool_now_rps", "fleetplan:pool_growth"
 class PoolRule:
     """A pool's LoadRule, and the seconds that tokens add to the steps of a worker.
 
-    The first four fields are those of `LoadRule`. A prompt token adds `prompt_token_s`; an output token adds
-    `output_token_s`, and `context_token_s` per token of its context.
+    A prompt token adds `prompt_token_s`; an output token adds `output_token_s`, and `context_token_s` per
+    token of its context.
     """
 
-    edges: tuple[float, ...]
-    highest: float
-    span_s: float
-    window_s: float
+    load_rule: LoadRule
     prompt_token_s: float
     output_token_s: float
     context_token_s: float
@@ -70,25 +65,13 @@ class PoolRule:
             raise InputError(
                 f"fleetplan: rules: work of tokens must be finite, >= 0 and not all 0: {numbers}"
             )
-        if not (math.isfinite(self.highest) and self.highest > 0):
-            raise InputError(f"fleetplan: rules: highest is {self.highest:g}, must be finite and > 0")
-        if any(not 0 <= before <= after for before, after in pairwise((0.0, *self.edges))):
-            raise InputError(f"fleetplan: rules: edges must rise from 0, found {self.edges[:8]}")
-        if not 0 < self.span_s <= self.window_s < math.inf:
-            raise InputError(
-                f"fleetplan: rules: spans of {self.span_s:g} s in a window of {self.window_s:g} s: must be "
-                "0 < span_s <= window_s"
-            )
 
 
 def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
     """The PoolRule of a LoadRule whose workers have this engine and role."""
     prefills, decodes = role != DECODE, role != PREFILL
     return PoolRule(
-        rule.edges,
-        rule.highest,
-        rule.span_s,
-        rule.window_s,
+        rule,
         prompt_token_s=engine.prefill_s_per_token if prefills else 0.0,
         # A decoding sequence makes one token per step.
         output_token_s=engine.decode_s_per_sequence if decodes else 0.0,
@@ -96,33 +79,20 @@ def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
     )
 
 
-def read_pool_rules(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
+def pool_rules_of(autoscaler: Autoscaler) -> tuple[PoolRule, ...]:
     """One rule per pool; () if the controller goes by the request rate instead of the load."""
-    rules_setting = autoscaler.parameters.get("rules")
-    if (
-        autoscaler.controller != "fleetplan"
-        or autoscaler.read_text("by", "load") != "load"
-        or not rules_setting
-    ):
+    settings, knowledge = autoscaler.settings, autoscaler.knowledge
+    if not isinstance(settings, FleetplanSettings) or settings.by != "load" or not knowledge.engines:
         return ()
-    if not isinstance(rules_setting, Sequence) or not all(
-        isinstance(each, PoolRule) for each in rules_setting
-    ):
-        raise InputError(
-            f"{autoscaler.controller}: rules: expected a rule by load per pool, found {rules_setting!r}"
-        )
-    if len(rules_setting) != pools:
-        raise InputError(
-            f"{autoscaler.controller}: rules: {len(rules_setting)} rules of {pools} pools, one for each"
-        )
-    return tuple(rules_setting)
+    rules = (rule.with_floor(settings.floor_frac) for rule in knowledge.rules)
+    return tuple(map(pool_rule, rules, knowledge.engines, knowledge.roles))
 
 
 def length_exprs(
     rules: Sequence[PoolRule], prefilling: Sequence[str], decoding: Sequence[str]
 ) -> Mapping[str, str]:
     """The expressions of PROMPT and OUTPUT, by record; `prefilling` and `decoding` are names of pools."""
-    window_s = math.ceil(max(rule.window_s for rule in rules))
+    window_s = math.ceil(max(rule.load_rule.window_s for rule in rules))
     expr_by_record = {}
     for name, tokens, pools in ((PROMPT, PROMPT_TOKENS, prefilling), (OUTPUT, OUTPUT_TOKENS, decoding)):
         # Each request has one first token, so first tokens count requests.
@@ -148,6 +118,7 @@ def load_exprs(
     `expected_expr` is the highest rate expected up to `ahead_s` from now, `now_expr` the rate expected now.
     `prefilling` and `decoding` are names of pools.
     """
+    settings: FleetplanSettings = autoscaler.settings
     span_s = math.ceil(whole_span_s(autoscaler, rule))
     memory_s = max(read_memory_s(autoscaler, rule), span_s)
     prompt, output = (f"sum({llm_series(name, app)})" for name in (PROMPT, OUTPUT))
@@ -180,8 +151,8 @@ def load_exprs(
     if memory_s > span_s:
         # Prometheus takes the moments of a subquery at multiples of its step. One span ends now.
         work = f"quantile_over_time({PEAK_FRAC:g}, {work}[{memory_s}s:{span_s}s])"
-    expr_by_record[LOAD] = f"{headroom_factor(autoscaler):.12g} * {growth} * sum({work})"
-    if drain_s := read_drain_s(autoscaler):
+    expr_by_record[LOAD] = f"{1 + settings.headroom_frac:.12g} * {growth} * sum({work})"
+    if drain_s := math.ceil(settings.drain_s):
         # Negative where fewer prompts wait than there are workers.
         waiting = waiting_beyond_one(prefilling)
         expr_by_record[LOAD] += f" + clamp_min({waiting}, 0) / {drain_s} * {request_work}"
@@ -192,7 +163,8 @@ def worker_steps_expr(rule: PoolRule, load: str) -> str:
     """LoadRule.workers_for_load as PromQL, where `load` is PromQL of a vector without labels."""
     # One worker for any load, and one more for each edge below the load. Equal edges share a term. Edges at
     # the highest load or above have no effect, because the last term decides there.
-    edges = Counter(edge for edge in rule.edges if edge < rule.highest)
+    highest = rule.load_rule.highest
+    edges = Counter(edge for edge in rule.load_rule.edges if edge < highest)
     if len(edges) > MOST_STEPS:
         raise InputError(f"fleetplan: rules: {len(edges)} edges, a rule holds {MOST_STEPS}")
     at_highest = 1 + edges.total()
@@ -200,34 +172,22 @@ def worker_steps_expr(rule: PoolRule, load: str) -> str:
     terms = [f"{1 + edges.pop(0.0, 0)} * ({load} > bool 0)"]
     terms += [f"{more} * ({load} > bool {edge!r})" for edge, more in edges.items()]
     # Above the highest load workers grow in proportion to the load.
-    beyond = f"(ceil({load} * {at_highest / rule.highest!r} - {ROUNDING}) - {at_highest})"
-    return " + ".join([*terms, f"({load} > bool {rule.highest!r}) * {beyond}"])
+    beyond = f"(ceil({load} * {at_highest / highest!r} - {ROUNDING}) - {at_highest})"
+    return " + ".join([*terms, f"({load} > bool {highest!r}) * {beyond}"])
 
 
 def whole_span_s(autoscaler: Autoscaler, rule: PoolRule) -> float:
     """The rule's span, rounded up to whole intervals of the controller (`every_s`) [s]."""
-    every_s = autoscaler.read_number("every_s", usual_value(autoscaler, "every_s"))
-    return math.ceil(rule.span_s / every_s - ROUNDING) * every_s
+    every_s: float = autoscaler.settings.every_s
+    return math.ceil(rule.load_rule.span_s / every_s - ROUNDING) * every_s
 
 
 def read_memory_s(autoscaler: Autoscaler, rule: PoolRule) -> int:
     """The time before now over which the load is a percentile of work [s]; by default the rule's window."""
-    if autoscaler.parameters.get("memory_s") is None:
-        return math.ceil(rule.window_s)
-    return autoscaler.read_seconds("memory_s", 0, least=1, most=DAY_S)
-
-
-def headroom_factor(autoscaler: Autoscaler) -> float:
-    """1 + headroom, by which loads are multiplied."""
-    factor = 1 + autoscaler.read_number("headroom_frac", usual_value(autoscaler, "headroom_frac"))
-    if factor <= 0:
-        raise InputError(f"{autoscaler.controller}: headroom: {100 * (factor - 1):g} %, must be above -100 %")
-    return factor
-
-
-def read_drain_s(autoscaler: Autoscaler) -> int:
-    """Seconds within which waiting prompts shall be served; 0: waiting prompts do not count."""
-    return autoscaler.read_seconds("drain_s", usual_value(autoscaler, "drain_s"), least=0, most=3600)
+    memory_s: float | None = autoscaler.settings.memory_s
+    if memory_s is None:
+        return math.ceil(rule.load_rule.window_s)
+    return autoscaler.whole_seconds("memory_s", memory_s, least=1, most=DAY_S)
 
 
 def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str, ...]:

@@ -6,11 +6,12 @@ as in ai-dynamo/dynamo, examples/backends/vllm/deploy/v1beta1/disagg_planner.yam
 """
 
 import json
+import math
 from collections.abc import Sequence
 
 from planner.day.autoscaling.autoscaler import Autoscaler, Document
 from planner.day.autoscaling.scale_targets import ScaleTarget
-from planner.day.controllers.dynamo_load import THRESHOLDS, ScalingThresholds
+from planner.day.controllers.dynamo_load import DynamoSettings, ScalingThresholds
 from planner.errors import InputError
 from planner.manifests import dynamo
 
@@ -19,7 +20,6 @@ NAME = "planner"
 BY_LOAD, BY_SLA = "dynamo", "dynamo-sla"
 CONTROLLERS = (BY_LOAD, BY_SLA)
 PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # Dynamo's names by ours.
-LOAD_EVERY_S, SLA_EVERY_S = 5, 180  # Dynamo's times between decisions by load and by SLA.
 
 
 def planner_component(
@@ -85,32 +85,23 @@ def _least_workers(targets: Sequence[ScaleTarget]) -> Document:
 
 
 def _sla_config(autoscaler: Autoscaler) -> Document:
-    """The keys of scaling by Dynamo's predictions of TTFT and ITL (its word for TPOT).
-
-    Raises InputError for an unknown predictor, and if the SLO's value of either metric is missing.
+    """The keys of scaling by Dynamo's predictions of TTFT and ITL (its word for TPOT). Raises InputError if
+    the SLO has no limit on TTFT; a controller without one on TPOT cannot be made.
     """
-    predictor = autoscaler.read_text("predictor", "constant")
-    if predictor not in PREDICTORS:
+    settings, knowledge = autoscaler.settings, autoscaler.knowledge
+    if knowledge.ttft_s is None:
         raise InputError(
-            f"{autoscaler.controller}: predictor: must be one of {', '.join(PREDICTORS)}, found "
-            f"{predictor[:100]!r}"
+            f"{autoscaler.controller}: ttft_s: expected the SLO's target in seconds, above 0, found 0"
         )
-    slo_values_s = {name: autoscaler.read_number(name, 0.0) for name in ("ttft_s", "tpot_s")}
-    if missing := [name for name, value_s in slo_values_s.items() if value_s <= 0]:
-        raise InputError(
-            f"{autoscaler.controller}: {missing[0]}: expected the SLO's target in seconds, above 0, found "
-            f"{slo_values_s[missing[0]]:g}"
-        )
+    assert knowledge.tpot_s is not None
     return {
         "optimization_target": "sla",
-        "ttft_ms": 1000 * slo_values_s["ttft_s"],
-        "itl_ms": 1000 * slo_values_s["tpot_s"],
+        "ttft_ms": 1000 * knowledge.ttft_s,
+        "itl_ms": 1000 * knowledge.tpot_s,
         "enable_throughput_scaling": True,
         "enable_load_scaling": False,
-        "throughput_adjustment_interval_seconds": autoscaler.read_seconds(
-            "every_s", SLA_EVERY_S, least=1, most=86_400
-        ),
-        "load_predictor": PREDICTORS[predictor],
+        "throughput_adjustment_interval_seconds": math.ceil(settings.every_s),
+        "load_predictor": PREDICTORS[settings.predictor],
     }
 
 
@@ -118,25 +109,16 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
     """The keys of scaling by load. Dynamo's `optimization_target` is the controller's `optimize`, or "load"
     with thresholds if the controller sets any; the others then come from `optimize`.
     """
-    optimize = autoscaler.read_text("optimize", "throughput")
-    if optimize not in THRESHOLDS:
-        raise InputError(
-            f"{autoscaler.controller}: optimize: must be one of {', '.join(THRESHOLDS)}, found "
-            f"{optimize[:100]!r}"
-        )
+    settings: DynamoSettings = autoscaler.settings
     load_config: Document = {
-        "optimization_target": optimize,
+        "optimization_target": settings.optimize,
         "enable_throughput_scaling": False,
         "enable_load_scaling": True,
-        "load_adjustment_interval_seconds": autoscaler.read_seconds(
-            "every_s", LOAD_EVERY_S, least=1, most=86_400
-        ),
+        "load_adjustment_interval_seconds": math.ceil(settings.every_s),
     }
-    if all(autoscaler.parameters.get(name) is None for name in ScalingThresholds._fields):
+    if all(getattr(settings, name) is None for name in ScalingThresholds._fields):
         return load_config
-    defaults = THRESHOLDS[optimize]
-    kv_up_frac = autoscaler.read_number("kv_up_frac", defaults.kv_up_frac)
-    kv_down_frac = autoscaler.read_number("kv_down_frac", defaults.kv_down_frac)
+    prefill_up_frac, prefill_down_frac, kv_up_frac, kv_down_frac = settings.thresholds
     if not 0 <= kv_down_frac < kv_up_frac <= 1:
         raise InputError(
             f"{autoscaler.controller}: kv_up and kv_down: Dynamo takes 0 <= down < up <= 100 %, found "
@@ -149,8 +131,6 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
     }
     if is_pair:  # Dynamo scales mixed workers by their KV alone.
         # Ours are shares of the longest request, Dynamo's are queued prompt tokens.
-        prefill_up_frac = autoscaler.read_number("prefill_up_frac", defaults.prefill_up_frac)
-        prefill_down_frac = autoscaler.read_number("prefill_down_frac", defaults.prefill_down_frac)
         up_tokens = round(prefill_up_frac * longest_tokens)
         down_tokens = round(prefill_down_frac * longest_tokens)
         if not 0 <= down_tokens < up_tokens:
@@ -172,10 +152,10 @@ def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
             "It predicts TTFT and ITL by a model of its own, fitted to what it sees; it does not use the "
             "plan's step times, and has no correction factors any more."
         ]
-        if autoscaler.read_text("predictor", "constant") == "seasonal":
+        if autoscaler.settings.predictor == "seasonal":
             lines.append("For the seasonal predictor it has Prophet, which learns the season by itself.")
         return (*lines, *_LIMITS)
-    if autoscaler.read_number("grace_s", 0.0):
+    if autoscaler.settings.grace_s:
         return ("It has no time of grace after a change; the plan was made with one.", *_LIMITS)
     return _LIMITS
 

@@ -7,7 +7,6 @@ follows the trigger that asks for most workers. A cron trigger asks for `desired
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from planner.day.autoscaling import hpa_object, prometheus_queries
 from planner.day.autoscaling.autoscaler import (
@@ -23,22 +22,20 @@ from planner.day.controllers.keda import KedaSettings
 from planner.errors import InputError
 
 FILE = "scaled-objects.yaml"
-DEFAULTS = KedaSettings()  # KEDA's own values, for parameters that a user leaves out.
 MOST_S = 2**31 - 1  # pollingInterval and cooldownPeriod are int32 fields.
 TIME_ZONE = "Etc/UTC"
 NEEDS = "needs KEDA 2.18 or newer"
-# Parameters of a ScaledObject that has exactly as many workers as its trigger asks for, without delay. 0 pods
+# Settings of a ScaledObject that has exactly as many workers as its trigger asks for, without delay. 0 pods
 # and 0 percent are no limit.
-FOLLOW_EXACTLY = {
-    "tolerance_frac": 0.0,
-    "up_window_s": 0.0,
-    "up_pods": 0.0,
-    "up_percent": 0.0,
-    "down_window_s": 0.0,
-    "down_pods": 0.0,
-    "down_percent": 0.0,
-    "cooldown_s": 0.0,
-}
+FOLLOW_EXACTLY = KedaSettings(
+    tolerance_frac=0.0,
+    up_window_s=0.0,
+    up_pods=0,
+    up_percent=0.0,
+    down_window_s=0.0,
+    down_percent=0.0,
+    cooldown_s=0.0,
+)
 EXACT_LIMIT = (
     "Its trigger is a number of workers, which the HPA behind it must follow to the last one: `tolerance: 0` "
     "needs Kubernetes 1.35 (1.33 with the gate HPAConfigurableTolerance) and KEDA 2.18; older ones leave "
@@ -51,14 +48,11 @@ def write_scaled_objects(targets: Sequence[ScaleTarget], autoscaler: Autoscaler)
     objects = []
     for target in targets:
         role_scaler = autoscaler.of_role(target.pool.role)
-        pool_metric = prometheus_queries.find_metric(role_scaler)
-        threshold = role_scaler.read_number("threshold", pool_metric.usual)
-        if threshold <= 0:
-            raise InputError(f"{role_scaler.controller}: threshold: {threshold:g}, must be > 0")
+        settings: KedaSettings = role_scaler.settings
         if target.scaled.least == 0 and not target.scaled.timetable:
             hpa_object.refuse_zero(autoscaler, "give it a timetable, or least 1")
-        query = prometheus_queries.sum_over_pool(pool_metric, target)
-        trigger = prometheus_trigger(query, threshold, role_scaler.read_number("activation", 0.0))
+        query = prometheus_queries.sum_over_pool(prometheus_queries.METRICS[settings.metric], target)
+        trigger = prometheus_trigger(query, settings.per_worker, settings.activation)
         # The smallest size of a timetable has no trigger (`cron_triggers`).
         least = min((size for _, size in target.scaled.timetable), default=target.scaled.least)
         triggers = [trigger, *cron_triggers(target.scaled)]
@@ -77,16 +71,11 @@ def write_timetable(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> W
     """ScaledObjects with cron triggers alone."""
     objects = []
     for target in targets:
-        if not target.scaled.timetable:
-            raise InputError(
-                f"{autoscaler.controller}: pool {target.scaled.name[:100]!r}: expected a timetable, found "
-                "none"
-            )
         least = min(size for _, size in target.scaled.timetable)
         objects.append(
             scaled_object(
                 target,
-                with_defaults(autoscaler, FOLLOW_EXACTLY),
+                autoscaler.with_settings(FOLLOW_EXACTLY),
                 cron_triggers(target.scaled) or [_constant_trigger(least)],
                 least=least,
             )
@@ -110,24 +99,20 @@ def timetable_limits() -> tuple[str, ...]:
     )
 
 
-def with_defaults(autoscaler: Autoscaler, parameters: dict[str, float]) -> Autoscaler:
-    """The autoscaler with these parameters added, except those that it sets itself."""
-    return replace(autoscaler, parameters={**parameters, **autoscaler.parameters})
-
-
 def scaled_object(
     target: ScaleTarget, autoscaler: Autoscaler, triggers: Sequence[Document], *, least: int | None = None
 ) -> Document:
     """The ScaledObject of one pool; `least`, if given, takes the place of the pool's own least workers."""
+    settings: KedaSettings = autoscaler.settings
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
         "metadata": {"name": target.name},
         "spec": {
             "scaleTargetRef": target.reference,
-            "pollingInterval": autoscaler.read_seconds("poll_s", DEFAULTS.poll_s, least=1, most=MOST_S),
-            "cooldownPeriod": autoscaler.read_seconds(
-                "cooldown_s", DEFAULTS.cooldown_s, least=0, most=MOST_S
+            "pollingInterval": autoscaler.whole_seconds("poll_s", settings.poll_s, least=1, most=MOST_S),
+            "cooldownPeriod": autoscaler.whole_seconds(
+                "cooldown_s", settings.cooldown_s, least=0, most=MOST_S
             ),
             "minReplicaCount": target.scaled.least if least is None else least,
             "maxReplicaCount": target.scaled.most,

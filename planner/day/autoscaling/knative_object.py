@@ -5,6 +5,7 @@ its own and Knative's activator before it. Annotations and their ranges: knative
 pkg/apis/autoscaling/register.go; settings of a whole cluster: config/core/configmaps/autoscaler.yaml.
 """
 
+import math
 from collections.abc import Sequence
 
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, WrittenManifests
@@ -43,7 +44,7 @@ def write_services(
         f"-p '{{\"data\": {{{patch}}}}}'",
         f"    kubectl apply -f {FILE}",
     )
-    return WrittenManifests({FILE: services}, steps, _limit_lines(autoscaler))
+    return WrittenManifests({FILE: services}, steps, _limit_lines(autoscaler.settings))
 
 
 def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model_len: int) -> Document:
@@ -66,8 +67,9 @@ def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_mode
         },
         "volumeMounts": [kubernetes.SHM_MOUNT],
     }
-    target_requests = autoscaler.read_number("target", DEFAULTS.target)  # Requests in flight per worker.
-    annotations = _annotations(autoscaler, scaled.size)
+    settings: KnativeSettings = autoscaler.settings
+    target_requests = settings.target  # Requests in flight per worker.
+    annotations = _annotations(settings, scaled.size)
     predictor: Document = {
         "minReplicas": scaled.least,
         "maxReplicas": scaled.most,
@@ -94,50 +96,32 @@ def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_mode
     }
 
 
-def _annotations(autoscaler: Autoscaler, size: int) -> Document:
-    """Knative's settings of one service that starts with `size` workers. The bounds are those that Knative
-    checks.
-    """
-    window_s = autoscaler.read_seconds("window_s", DEFAULTS.window_s, least=6, most=3600)
-    panic_window_percent = _percent(autoscaler, "panic_window_frac", DEFAULTS.panic_window_frac, 1, 100)
+def _annotations(settings: KnativeSettings, size: int) -> Document:
+    """Knative's settings of one service that starts with `size` workers."""
     return {
         f"{PREFIX}/class": "kpa.autoscaling.knative.dev",
         f"{PREFIX}/metric": "concurrency",
-        f"{PREFIX}/target-utilization-percentage": _percent(
-            autoscaler, "utilization_frac", DEFAULTS.utilization_frac, 1, 100
-        ),
-        f"{PREFIX}/window": f"{window_s}s",
-        f"{PREFIX}/panic-window-percentage": panic_window_percent,
-        f"{PREFIX}/panic-threshold-percentage": _percent(
-            autoscaler, "panic_threshold_frac", DEFAULTS.panic_threshold_frac, 110, 1000
-        ),
-        f"{PREFIX}/scale-down-delay": f"{autoscaler.read_seconds('down_delay_s', 0, least=0, most=3600)}s",
+        f"{PREFIX}/target-utilization-percentage": f"{100 * settings.utilization_frac:.6g}",
+        f"{PREFIX}/window": f"{math.ceil(settings.window_s)}s",
+        f"{PREFIX}/panic-window-percentage": f"{100 * settings.panic_window_frac:.6g}",
+        f"{PREFIX}/panic-threshold-percentage": f"{100 * settings.panic_threshold_frac:.6g}",
+        f"{PREFIX}/scale-down-delay": f"{math.ceil(settings.down_delay_s)}s",
         f"{PREFIX}/initial-scale": str(max(size, 1)),
         "serving.knative.dev/progress-deadline": f"{engine_command.START_S}s",
     }
 
 
-def _percent(autoscaler: Autoscaler, name: str, default: float, least: float, most: float) -> str:
-    """The parameter, a share, in percent. Raises InputError outside `least` to `most` percent."""
-    percent = 100 * autoscaler.read_number(name, default)
-    if not least <= percent <= most:
-        raise InputError(
-            f"{autoscaler.controller}: {name}: {percent:g} %, and Knative takes {least:g} to {most:g} %"
-        )
-    return f"{percent:.6g}"
-
-
-def _limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
+def _limit_lines(settings: KnativeSettings) -> tuple[str, ...]:
     """Lines for README.md: how Knative differs from the plan, and settings that no manifest here can set."""
-    cluster_settings = {  # Knative has these for a whole cluster: our name, default and unit.
-        "max-scale-up-rate": ("max_up_rate", DEFAULTS.max_up_rate, ""),
-        "max-scale-down-rate": ("max_down_rate", DEFAULTS.max_down_rate, ""),
-        "scale-to-zero-grace-period": ("grace_s", DEFAULTS.grace_s, "s"),
+    cluster_settings = {  # Knative has these for a whole cluster: value, default and unit.
+        "max-scale-up-rate": (settings.max_up_rate, DEFAULTS.max_up_rate, ""),
+        "max-scale-down-rate": (settings.max_down_rate, DEFAULTS.max_down_rate, ""),
+        "scale-to-zero-grace-period": (settings.grace_s, DEFAULTS.grace_s, "s"),
     }
     changed = [
         f"{key}: {value:g}{unit}"
-        for key, (name, default, unit) in cluster_settings.items()
-        if (value := autoscaler.read_number(name, default)) != default
+        for key, (value, default, unit) in cluster_settings.items()
+        if value != default
     ]
     limit_lines = [
         "It stands in the place of kserve.yaml. Knative routes by its own rule, each service "
@@ -150,7 +134,7 @@ def _limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
         limit_lines.append(
             f"For all of the cluster, in config-autoscaler: {', '.join(changed)}. No service says so itself."
         )
-    if autoscaler.read_number("every_s", DEFAULTS.every_s) != DEFAULTS.every_s:
+    if settings.every_s != DEFAULTS.every_s:
         limit_lines.append(
             f"Knative decides every {DEFAULTS.every_s:g} s; the plan was made with another interval."
         )

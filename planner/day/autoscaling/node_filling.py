@@ -3,12 +3,12 @@ the simulation.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.day.autoscaling.autoscaler import Autoscaler
 from planner.day.autoscaling.prometheus_queries import pool_series
 from planner.day.autoscaling.scale_targets import ScaleTarget
-from planner.errors import InputError
+from planner.day.controllers.planned import FleetplanSettings
 from planner.solvers.whole_nodes import uneven_sizes
 
 # Sentences for the README of the manifests: what these expressions do not do.
@@ -19,43 +19,26 @@ LIMITS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RentedNode:
+class RentedNode(NamedTuple):
     """The node that a pool's workers are rented with, by its kind and GPUs, and the GPUs of a worker."""
 
     kind: str
     gpus: int
     worker_gpus: int
 
-    def __post_init__(self) -> None:
-        if self.gpus < 1 or self.worker_gpus < 1:
-            raise InputError(
-                f"fleetplan: nodes: {self.kind[:100]!r} has {self.gpus} GPUs and its workers "
-                f"{self.worker_gpus}, both must be at least 1"
-            )
 
-
-def nodes_of(autoscaler: Autoscaler, pools: int) -> tuple[RentedNode | None, ...]:
+def nodes_of(autoscaler: Autoscaler) -> tuple[RentedNode | None, ...]:
     """The node of each pool, None for a pool whose GPUs are sold singly.
 
     Empty if idle GPUs stay idle: for other controllers, with `fill: false`, and if no pool has whole nodes.
     """
-    nodes_setting = autoscaler.parameters.get("nodes")
-    if (
-        autoscaler.controller != "fleetplan"
-        or not autoscaler.parameters.get("fill", True)
-        or not nodes_setting
-    ):
+    settings, knowledge = autoscaler.settings, autoscaler.knowledge
+    if not isinstance(settings, FleetplanSettings) or not settings.fill or not any(knowledge.nodes):
         return ()
-    if not isinstance(nodes_setting, Sequence) or not all(
-        each is None or isinstance(each, RentedNode) for each in nodes_setting
-    ):
-        raise InputError(f"{autoscaler.controller}: nodes: expected a node per pool, found {nodes_setting!r}")
-    if len(nodes_setting) != pools:
-        raise InputError(
-            f"{autoscaler.controller}: nodes: {len(nodes_setting)} nodes of {pools} pools, one for each"
-        )
-    return tuple(nodes_setting) if any(nodes_setting) else ()
+    return tuple(
+        None if node is None else RentedNode(*node, worker_gpus)
+        for node, worker_gpus in zip(knowledge.nodes, knowledge.gpus, strict=True)
+    )
 
 
 def fill_nodes(

@@ -5,21 +5,15 @@ exports gauges of the requests that wait and run and of the share of KV blocks i
 finished requests. It does not count arrivals, so the rate of arrivals is the rate of ends plus the growth of
 the requests in flight.
 
-Recording rules (recording_rules.py, by_load.py) also take their labels and their controllers' defaults from
-here.
+Recording rules (recording_rules.py, by_load.py) also take their labels from here.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.autoscaling.autoscaler import Autoscaler, Document
+from planner.day.autoscaling.autoscaler import Document
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers import scaler_metrics
-from planner.day.controllers.aladdin_controller import AladdinSettings
-from planner.day.controllers.forecast import ForecastSettings
-from planner.day.controllers.planned import FleetplanSettings
-from planner.day.controllers.settings import ControllerSettings
-from planner.errors import InputError
 from planner.manifests import monitoring
 
 POOL, LLM = "fleetplan_pool", "fleetplan_llm"  # Labels of series.
@@ -39,25 +33,16 @@ FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"  # Rises with PROMPT_TOK
 RATE_S = 60  # Rates are means over a minute, which holds several scrapes.
 # Set by hand: a rule has a term for each of its edges, and Prometheus reads the whole expression each time.
 MOST_STEPS = 200
-# The defaults of parameters that an Autoscaler lacks. One that is made from a plan lacks none.
-_USUAL: dict[str, ControllerSettings] = {
-    "fleetplan": FleetplanSettings(),
-    "forecast": ForecastSettings(),
-    "aladdin": AladdinSettings(),
-}
-# Aladdin has no forecast and keeps no size, but its records have buckets, too.
-_WITHOUT_FORECAST = {"bucket_s": 300.0, "hold_s": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusMetric:
-    """A metric with its `name` in Kubernetes' API, the `series` that vLLM exports, and `usual`, the target
-    per worker if none is given. `over_ranks` is PromQL's operator over the data-parallel ranks of a pod.
+    """A metric with its `name` in Kubernetes' API, and the `series` that vLLM exports. `over_ranks` is
+    PromQL's operator over the data-parallel ranks of a pod.
     """
 
     name: str
     series: tuple[str, ...]
-    usual: float
     over_ranks: str = "sum"
 
 
@@ -66,22 +51,10 @@ METRICS = {
     row.name: PrometheusMetric(
         name=_NAMES.get(row.name, row.exported[0].replace(":", "_")),
         series=row.exported,
-        usual=row.target,
         over_ranks="avg" if row.is_share else "sum",
     )
     for row in scaler_metrics.METRICS.values()
 }
-
-
-def find_metric(autoscaler: Autoscaler) -> PrometheusMetric:
-    """The row of METRICS that the autoscaler follows; InputError where vLLM exports no such metric."""
-    metric_name, controller = autoscaler.read_text("metric", "queue"), autoscaler.controller
-    if metric_name not in METRICS:
-        raise InputError(
-            f"{controller}: metric: must be one of {', '.join(METRICS)}, as vLLM exports, found "
-            f"{metric_name[:100]!r}"
-        )
-    return METRICS[metric_name]
 
 
 def instant_vector(series: Sequence[str], matchers: str) -> str:
@@ -169,12 +142,6 @@ def monitors_limits() -> tuple[str, ...]:
         f"Queries know pools by the label {POOL} alone, in every namespace that this Prometheus looks at: "
         "where two namespaces have the same LLM, add `namespace` to the queries.",
     )
-
-
-def usual_value(autoscaler: Autoscaler, name: str) -> float:
-    """The default of a parameter of a controller in _USUAL, by the field's name."""
-    settings = _USUAL[autoscaler.controller]
-    return float(getattr(settings, name) if hasattr(settings, name) else _WITHOUT_FORECAST[name])
 
 
 def recording_rule(name: str, expr: str, labels: dict[str, str]) -> Document:

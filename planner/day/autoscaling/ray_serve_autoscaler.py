@@ -5,12 +5,15 @@ Ray Serve's autoscaler follows the requests in flight per replica, averaged over
 delay before it adds or removes replicas. So settings are made only for controllers that follow concurrency.
 """
 
-from planner.day.autoscaling import hpa_object, knative_object, prometheus_queries
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, ScaledPool
+from planner.day.controllers.hpa import HpaSettings
+from planner.day.controllers.keda import KedaSettings
+from planner.day.controllers.knative import KnativeSettings
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.manifests import engine_command
 
+ScaledBy = HpaSettings | KedaSettings | KnativeSettings
 LOOK_BACK_S = 30.0  # Ray Serve averages over this time by default.
 
 
@@ -19,10 +22,10 @@ def check(autoscaler: Autoscaler) -> None:
     if autoscaler.controller == "knative":
         return
     for pool in autoscaler.pools:
-        if (metric_name := autoscaler.of_role(pool.role).read_text("metric", "queue")) != "concurrency":
+        if (metric_name := autoscaler.of_role(pool.role).settings.metric) != "concurrency":
             raise InputError(
                 f"{autoscaler.controller}: metric: Ray Serve follows requests in flight alone: expected "
-                f"concurrency, found {metric_name[:100]!r}"
+                f"concurrency, found {metric_name!r}"
             )
         if autoscaler.controller == "keda" and pool.timetable:
             raise InputError(f"{autoscaler.controller}: cron: Ray Serve has no timetable; leave it out")
@@ -38,36 +41,29 @@ def add_autoscaling(document: Document, fleet: Fleet, autoscaler: Autoscaler) ->
         # The application of a prefill and a decode pool has a config for each; that of a mixed pool has a
         # list with one config.
         config = args["decode_config"] if prefill is not None else args["llm_configs"][0]
-        _replace_count(config, autoscaler.of_role(pool.role), scaled[pool.name])
+        _replace_count(config, autoscaler.of_role(pool.role).settings, scaled[pool.name])
         if prefill is not None:
-            _replace_count(args["prefill_config"], autoscaler.of_role("prefill"), scaled[prefill.name])
+            _replace_count(
+                args["prefill_config"], autoscaler.of_role("prefill").settings, scaled[prefill.name]
+            )
 
 
-def _replace_count(config: Document, autoscaler: Autoscaler, pool: ScaledPool) -> None:
+def _replace_count(config: Document, settings: ScaledBy, pool: ScaledPool) -> None:
     """Replace the fixed count of a pool's deployment by an autoscaler's settings."""
     deployment = config["deployment_config"]
     del deployment["num_replicas"]
-    deployment["autoscaling_config"] = _autoscaling_config(autoscaler, pool)
+    deployment["autoscaling_config"] = _autoscaling_config(settings, pool)
 
 
-def _autoscaling_config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
-    """Ray Serve's settings for a pool; a value that the controller leaves out is the controller's default."""
-    if autoscaler.controller == "knative":
-        requests = autoscaler.read_number("target", knative_object.DEFAULTS.target)
-        target = requests * autoscaler.read_number(
-            "utilization_frac", knative_object.DEFAULTS.utilization_frac
-        )
-        look_back_s = autoscaler.read_number("window_s", knative_object.DEFAULTS.window_s)
+def _autoscaling_config(settings: ScaledBy, pool: ScaledPool) -> Document:
+    """Ray Serve's settings for a pool."""
+    if isinstance(settings, KnativeSettings):
+        target, look_back_s = settings.target * settings.utilization_frac, settings.window_s
         # Knative's settings have a delay before workers are removed, and none before they are added.
-        up_s, down_s = 0.0, autoscaler.read_number("down_delay_s", 0.0)
+        up_s, down_s = 0.0, settings.down_delay_s
     else:
-        name = "threshold" if autoscaler.controller == "keda" else "target"
-        target = autoscaler.read_number(name, prometheus_queries.METRICS["concurrency"].usual)
-        look_back_s = LOOK_BACK_S
-        up_s = autoscaler.read_number("up_window_s", hpa_object.DEFAULTS.up_window_s)
-        down_s = autoscaler.read_number("down_window_s", hpa_object.DEFAULTS.down_window_s)
-    if target <= 0:
-        raise InputError(f"{autoscaler.controller}: target: {target:g}, must be > 0")
+        target, look_back_s = settings.per_worker, LOOK_BACK_S
+        up_s, down_s = settings.up_window_s, settings.down_window_s
     return {
         "min_replicas": pool.least,
         "initial_replicas": pool.size,

@@ -25,9 +25,7 @@ earlier seasons, not the last one alone.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 from planner.day.autoscaling import by_load, hpa_object, keda_object, node_filling, prometheus_queries
 from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler, Document, WrittenManifests
@@ -37,10 +35,13 @@ from planner.day.autoscaling.prometheus_queries import (
     llm_series,
     pool_series,
     recording_rule,
-    usual_value,
 )
 from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.day.controllers.aladdin_controller import AladdinSettings
+from planner.day.controllers.forecast import ForecastSettings
 from planner.day.controllers.forecasting import LAST_BUCKETS, MOST_SEASON_RATIO
+from planner.day.controllers.knowledge import CapacityTable
+from planner.day.controllers.planned import FleetplanSettings
 from planner.domain import ROUNDING
 from planner.errors import InputError
 from planner.solvers.worker_rule import fit_worker_rule
@@ -54,6 +55,8 @@ EXPECTED, RATE, ASKED, HELD, WORKERS = (
     f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "held", "workers")
 )
 MOST_SEASON_S = 28 * DAY_S  # Four weeks; Prometheus must keep its data for so long.
+# Aladdin has no forecast and keeps no size, but its records have buckets and a season, too.
+_ALADDIN_S = {"bucket_s": 300.0, "hold_s": 0.0, "season_s": DAY_S}
 
 
 def write_recording_rules(
@@ -61,8 +64,8 @@ def write_recording_rules(
 ) -> WrittenManifests:
     """The files with the rules, what scrapes their metrics, and ScaledObjects that follow them."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
-    # The controller's parameters are in the rules, and the ScaledObject only follows.
-    follower = replace(autoscaler, parameters=keda_object.FOLLOW_EXACTLY)
+    # The controller's settings are in the rules, and the ScaledObject only follows.
+    follower = autoscaler.with_settings(keda_object.FOLLOW_EXACTLY)
     objects = [
         keda_object.scaled_object(
             target, follower, [keda_object.prometheus_trigger(pool_series(WORKERS, app, target), 1)]
@@ -85,7 +88,6 @@ def write_recording_rules(
 
 def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str) -> Document:
     """A PrometheusRule (monitoring.coreos.com/v1), in which each rule may read the records before it."""
-    every_s = _every_s(autoscaler)
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
     arrivals, bucket = llm_series(ARRIVALS, app), llm_series(BUCKET, app)
     # Means over the last LAST_BUCKETS buckets, now and a season ago. They have no value before there are
@@ -94,7 +96,7 @@ def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app:
         f"sum(avg_over_time({arrivals}[{LAST_BUCKETS * bucket_s}s]{offset}))"
         for offset in ("", f" offset {season_s}s")
     )
-    load_rules = by_load.read_pool_rules(autoscaler, len(targets))
+    load_rules = by_load.pool_rules_of(autoscaler)
     llm_exprs = {
         ARRIVALS: prometheus_queries.arrivals_rps(_prefilling_pools(targets)),
         BUCKET: f"sum(avg_over_time({arrivals}[{bucket_s}s]))",
@@ -105,7 +107,7 @@ def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app:
         llm_exprs |= by_load.length_exprs(load_rules, _prefilling_pools(targets), _decoding_pools(targets))
     records = [recording_rule(name, expr, {LLM: app}) for name, expr in llm_exprs.items()]
     labels = {target.name: {LLM: app, prometheus_queries.POOL: target.name} for target in targets}
-    nodes = node_filling.nodes_of(autoscaler, len(targets))
+    nodes = node_filling.nodes_of(autoscaler)
     for number, target in enumerate(targets):
         for name, expr in _pool_exprs(autoscaler, app, targets, number, load_rules).items():
             records.append(recording_rule(name, expr, labels[target.name]))
@@ -114,7 +116,7 @@ def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app:
     if nodes:
         for target, expr in node_filling.fill_nodes(targets, nodes, app, (HELD, WORKERS)):
             records.append(recording_rule(WORKERS, expr, labels[target.name]))
-    group = {"name": f"{app}-workers", "interval": f"{every_s}s", "rules": records}
+    group = {"name": f"{app}-workers", "interval": f"{_every_s(autoscaler)}s", "rules": records}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -133,20 +135,19 @@ def _pool_exprs(
     """The expressions of pool `number` by record; the last is ASKED. With `load_rules` the controller
     fleetplan goes by load, without them by rate.
     """
-    controller, target, pools = autoscaler.controller, targets[number], len(targets)
+    settings, target = autoscaler.settings, targets[number]
     prefilling = _prefilling_pools(targets)
     rate, expected = (f"sum({pool_series(name, app, target)})" for name in (RATE, EXPECTED))
     expr_by_record = {}
-    if controller == "aladdin":
-        learn_s = math.ceil(_read_usual(autoscaler, "learn") * _read_usual(autoscaler, "every_s"))
-        expr_by_record[RATE] = f"sum(avg_over_time({llm_series(ARRIVALS, app)}[{max(learn_s, 1)}s]))"
-        expr_by_record[ASKED] = _workers_by_line(autoscaler, rate, number, pools)
-    elif controller == "forecast":
-        usual_s = usual_value(autoscaler, "ahead_s")
-        ahead_s = autoscaler.read_seconds("ahead_s", usual_s, least=1, most=DAY_S)
+    if isinstance(settings, AladdinSettings):
+        learn_s = math.ceil(settings.learn * settings.every_s)
+        expr_by_record[RATE] = f"sum(avg_over_time({llm_series(ARRIVALS, app)}[{learn_s}s]))"
+        expr_by_record[ASKED] = _workers_by_line(_capacity_table(autoscaler), rate, number)
+    elif isinstance(settings, ForecastSettings):
+        ahead_s = autoscaler.whole_seconds("ahead_s", settings.ahead_s, least=1, most=DAY_S)
         expr_by_record[EXPECTED] = _expected_rate_expr(autoscaler, app, ahead_s)
         expr_by_record[RATE] = expected
-        expr_by_record[ASKED] = _workers_by_rate(autoscaler, rate, number, pools)
+        expr_by_record[ASKED] = _workers_by_rate(autoscaler, rate, number)
     elif load_rules:
         ahead_s = _ahead_s(autoscaler, target)
         # The forecast must cover the time to the next decision. By rate (below) it covers at least a bucket,
@@ -172,7 +173,7 @@ def _pool_exprs(
             autoscaler, app, ahead_s, over_s=max(ahead_s, _bucket_s(autoscaler))
         )
         expr_by_record[RATE] = _needed_rate_expr(autoscaler, app, target, prefilling)
-        expr_by_record[ASKED] = _workers_by_table(autoscaler, rate, number, pools)
+        expr_by_record[ASKED] = _workers_by_table(_capacity_table(autoscaler), rate, number)
     return expr_by_record
 
 
@@ -186,20 +187,23 @@ def _decoding_pools(targets: Sequence[ScaleTarget]) -> list[str]:
     return [target.name for target in targets if target.pool.role != "prefill"]
 
 
-def _read_usual(autoscaler: Autoscaler, name: str) -> float:
-    """A parameter of the controller, or its default."""
-    return autoscaler.read_number(name, usual_value(autoscaler, name))
+def _setting_s(autoscaler: Autoscaler, name: str) -> float:
+    """A setting of the controller [s]; for Aladdin, where it has none of this name, that of _ALADDIN_S."""
+    settings = autoscaler.settings
+    return float(getattr(settings, name) if hasattr(settings, name) else _ALADDIN_S[name])
 
 
 def _every_s(autoscaler: Autoscaler) -> int:
     """The time between two decisions of the controller [s]."""
-    return autoscaler.read_seconds("every_s", usual_value(autoscaler, "every_s"), least=1, most=3600)
+    every_s: float = autoscaler.settings.every_s
+    return math.ceil(every_s)
 
 
 def _ahead_s(autoscaler: Autoscaler, target: ScaleTarget) -> int:
-    """How far to look ahead: by default until a worker of the next decision is ready."""
-    start_s = target.scaled.start_s + _read_usual(autoscaler, "every_s")
-    return autoscaler.read_seconds("ahead_s", start_s, least=1, most=DAY_S)
+    """How far fleetplan looks ahead: by default until a worker of the next decision is ready."""
+    settings: FleetplanSettings = autoscaler.settings
+    ahead_s = target.scaled.start_s + settings.every_s if settings.ahead_s is None else settings.ahead_s
+    return autoscaler.whole_seconds("ahead_s", ahead_s, least=1, most=DAY_S)
 
 
 def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_clamped: bool) -> str:
@@ -207,8 +211,8 @@ def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_c
     otherwise KEDA does so.
     """
     controller, asked = autoscaler.controller, pool_series(ASKED, app, target)
-    hold_s = autoscaler.read_seconds("hold_s", usual_value(autoscaler, "hold_s"), least=0, most=DAY_S)
-    if 0 < hold_s < (every_s := _read_usual(autoscaler, "every_s")):
+    hold_s, every_s = math.ceil(_setting_s(autoscaler, "hold_s")), autoscaler.settings.every_s
+    if 0 < hold_s < every_s:
         raise InputError(
             f"{controller}: hold: {hold_s} s, must be 0 or at least the time between decisions, {every_s:g} s"
         )
@@ -223,8 +227,8 @@ def _larger_of_two_expr(one: str, other: str) -> str:
 
 def _bucket_s(autoscaler: Autoscaler) -> int:
     """The length of the buckets of arrivals [s]: at least the time between two decisions."""
-    bucket_s = autoscaler.read_seconds("bucket_s", usual_value(autoscaler, "bucket_s"), least=10, most=7200)
-    if bucket_s < (every_s := _read_usual(autoscaler, "every_s")):
+    bucket_s = math.ceil(_setting_s(autoscaler, "bucket_s"))
+    if bucket_s < (every_s := autoscaler.settings.every_s):
         raise InputError(
             f"{autoscaler.controller}: bucket: {bucket_s} s, must be at least the time between decisions, "
             f"{every_s:g} s"
@@ -234,7 +238,8 @@ def _bucket_s(autoscaler: Autoscaler) -> int:
 
 def _season_s(autoscaler: Autoscaler) -> int:
     """The period after which the traffic repeats itself [s], a day by default."""
-    return autoscaler.read_seconds("season_s", DAY_S, least=600, most=MOST_SEASON_S)
+    season_s = _setting_s(autoscaler, "season_s")
+    return autoscaler.whole_seconds("season_s", season_s, least=600, most=MOST_SEASON_S)
 
 
 def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: int = 0) -> str:
@@ -271,17 +276,17 @@ def _needed_rate_expr(
     autoscaler: Autoscaler, app: str, target: ScaleTarget, prefilling: Sequence[str]
 ) -> str:
     """The rate that a pool must carry under the controller fleetplan, if it goes by rate."""
-    headroom, present = by_load.headroom_factor(autoscaler), f"sum({llm_series(PRESENT, app)})"
-    rate = f"{headroom:.12g} * {_larger_of_two_expr(f'sum({pool_series(EXPECTED, app, target)})', present)}"
-    if not (drain_s := by_load.read_drain_s(autoscaler)):
+    settings: FleetplanSettings = autoscaler.settings
+    expected, present = f"sum({pool_series(EXPECTED, app, target)})", f"sum({llm_series(PRESENT, app)})"
+    rate = f"{1 + settings.headroom_frac:.12g} * {_larger_of_two_expr(expected, present)}"
+    if not (drain_s := math.ceil(settings.drain_s)):
         return rate
     return f"{rate} + clamp_min({prometheus_queries.waiting_beyond_one(prefilling)}, 0) / {drain_s}"
 
 
-def _workers_by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
+def _workers_by_table(table: CapacityTable, rate: str, number: int) -> str:
     """CapacityTable.sizes_for_rate for one pool, as PromQL: a term for each rate at which the size grows."""
-    rates_rps, sizes = _read_capacity_table(autoscaler, pools)
-    own = [row[number] for row in sizes]
+    rates_rps, own = table.rates_rps.tolist(), table.sizes[:, number].tolist()
     steps = [f"{own[0]} * ({rate} > bool 0)"]
     steps += [
         f"{after - before} * ({rate} > bool {edge!r})"
@@ -296,48 +301,38 @@ def _workers_by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int
     return " + ".join(steps)
 
 
-def _workers_by_rate(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
-    """PromQL for the rate divided by one worker's rate: a parameter, or by the last row of the table."""
-    if autoscaler.parameters.get("per_worker_rps") is not None:
-        per_worker_rps = autoscaler.read_number("per_worker_rps", 1.0)
-    else:
-        rates_rps, sizes = _read_capacity_table(autoscaler, pools)
+def _workers_by_rate(autoscaler: Autoscaler, rate: str, number: int) -> str:
+    """PromQL for the rate divided by one worker's rate: a setting, or by the last row of the table."""
+    settings: ForecastSettings = autoscaler.settings
+    per_worker_rps = settings.per_worker_rps
+    if per_worker_rps is None:
+        table = _capacity_table(autoscaler)
+        size = int(table.sizes[-1, number])
         # A pool that is empty in the table needs no workers, as if one worker carried any rate.
-        per_worker_rps = rates_rps[-1] / sizes[-1][number] if sizes[-1][number] else math.inf
-    if per_worker_rps <= 0:
-        raise InputError(f"{autoscaler.controller}: per_worker_rps: {per_worker_rps:g}, must be > 0")
+        per_worker_rps = float(table.rates_rps[-1]) / size if size else math.inf
     return f"ceil({rate} * {1 / per_worker_rps!r} - {ROUNDING})"
 
 
-def _workers_by_line(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
+def _workers_by_line(table: CapacityTable, rate: str, number: int) -> str:
     """Aladdin's line over the capacity table, as PromQL."""
-    rates_rps, sizes = _read_capacity_table(autoscaler, pools)
-    line = fit_worker_rule(rates_rps, [row[number] for row in sizes])
+    line = fit_worker_rule(table.rates_rps.tolist(), table.sizes[:, number].tolist())
     return f"ceil({line.slope_workers_per_rps!r} * {rate} + {line.offset_workers!r} - {ROUNDING})"
 
 
-def _read_capacity_table(autoscaler: Autoscaler, pools: int) -> tuple[list[float], list[list[int]]]:
-    """`rates_rps` (R,), rising, and `sizes` (R, P), in the order of the fleet's pools."""
-    rates: Any = autoscaler.parameters.get("rates_rps")
-    sizes: Any = autoscaler.parameters.get("sizes")
-    if rates is None or sizes is None or not len(rates) or len(rates) != len(sizes):
+def _capacity_table(autoscaler: Autoscaler) -> CapacityTable:
+    """The plan's capacity table; a controller that goes by it cannot be made without one."""
+    table = autoscaler.knowledge.capacity
+    assert table is not None
+    if len(table.rates_rps) > MOST_STEPS:
         raise InputError(
-            f"{autoscaler.controller}: expected the plan's capacity table: rates_rps and as many rows of "
-            "sizes"
+            f"{autoscaler.controller}: rates_rps: {len(table.rates_rps)} rates, a rule holds {MOST_STEPS}"
         )
-    if len(rates) > MOST_STEPS:
-        raise InputError(f"{autoscaler.controller}: rates_rps: {len(rates)} rates, a rule holds {MOST_STEPS}")
-    rate_list, rows = [float(rate) for rate in rates], [[int(size) for size in row] for row in sizes]
-    if not rate_list[0] > 0 or any(not after > before for before, after in pairwise(rate_list)):
-        raise InputError(f"{autoscaler.controller}: rates_rps: must rise from above 0, found {rate_list[:8]}")
-    if any(len(row) != pools for row in rows):
-        raise InputError(f"{autoscaler.controller}: sizes: expected {pools} in each row, one per pool")
-    return rate_list, rows
+    return table
 
 
 def _limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
     """Lines for README.md: where the rules differ from the simulated controllers."""
-    load_rules = by_load.read_pool_rules(autoscaler, len(autoscaler.pools))
+    load_rules = by_load.pool_rules_of(autoscaler)
     limit_lines = [
         "vLLM counts what has finished, not what arrives: arrivals are the requests that finished and the "
         f"growth of those in flight, over {prometheus_queries.RATE_S} s. Requests that no worker has yet are "
@@ -346,7 +341,7 @@ def _limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
         f"Look at it in Prometheus: {ARRIVALS}, {by_load.LOAD if load_rules else RATE}, {ASKED} and "
         f"{WORKERS} are recorded.",
         *(by_load.limit_lines(autoscaler, load_rules) if load_rules else ()),
-        *(node_filling.LIMITS if node_filling.nodes_of(autoscaler, len(autoscaler.pools)) else ()),
+        *(node_filling.LIMITS if node_filling.nodes_of(autoscaler) else ()),
     ]
     if autoscaler.controller == "aladdin":
         limit_lines.append(

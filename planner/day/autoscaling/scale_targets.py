@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from planner.day.autoscaling.autoscaler import Autoscaler, Document, ScaledPool
-from planner.errors import InputError
+from planner.day.autoscaling.autoscaler import Document, ScaledPool
 from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, kubernetes
 from planner.manifests.engine_command import PART
@@ -11,7 +10,6 @@ from planner.manifests.engine_command import PART
 # A label that we give pods, on targets whose own labels do not tell the pools apart.
 POOL_LABEL = "fleetplan/pool"
 LLM_D_CHART = "llm-d-modelservice"
-MOST_SHOWN_LETTERS = 60  # A message cuts a pool's name to this length.
 MOST_CHART_LETTERS = 55  # The chart cuts its full name (release and chart) to this length.
 
 
@@ -40,32 +38,6 @@ class ScaleTarget:
     def reference(self) -> Document:
         """What `scaleTargetRef` of an HPA or ScaledObject names."""
         return {"apiVersion": self.api_version, "kind": self.kind, "name": self.object_name}
-
-
-def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
-    """The fleet with the sizes of the autoscaler; a pool that begins empty gets one worker, so that manifests
-    have it.
-
-    Raises InputError where fleet and autoscaler have different pools, or pools of different roles.
-    """
-    scaled = {pool.name: pool for pool in autoscaler.pools}
-    fleet_names = [pool.name for pool in fleet.pools]
-    if len(scaled) != len(autoscaler.pools) or sorted(scaled) != sorted(fleet_names):
-        named, expected = (
-            ", ".join(engine_command.one_line(name)[:MOST_SHOWN_LETTERS] for name in names)
-            for names in (scaled, fleet_names)
-        )
-        raise InputError(
-            f"{autoscaler.controller}: expected sizes of every pool of the fleet ({expected}) once, found "
-            f"{named or 'none'}"
-        )
-    for pool in fleet.pools:
-        if scaled[pool.name].role != pool.role:
-            raise InputError(
-                f"pool {engine_command.one_line(pool.name)[:MOST_SHOWN_LETTERS]}: its role is {pool.role}, "
-                f"found {scaled[pool.name].role} in the autoscaler"
-            )
-    return fleet.with_counts(max(scaled[pool.name].size, 1) for pool in fleet.pools)
 
 
 def kubernetes_target(fleet: Fleet, pool_name: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:

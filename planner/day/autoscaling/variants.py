@@ -9,11 +9,10 @@ gets no decision) and internal/utils/tls.go (an address of Prometheus that is no
 
 from collections.abc import Sequence
 
-from planner.day.autoscaling import hpa_object, keda_object, prometheus_queries
+from planner.day.autoscaling import hpa_object, prometheus_queries
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, WrittenManifests
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.wva import WvaSettings
-from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.manifests import engine_command
 
@@ -21,13 +20,8 @@ VERSION = "v0.5.1"
 FILE, VALUES_FILE = "variant-autoscalings.yaml", "workload-variant-autoscaler.values.yaml"
 DESIRED = "wva_desired_replicas"  # The autoscaler's metric: how many replicas a variant should have.
 ACCELERATOR = "inference.optimization/acceleratorName"
+OWN_INTERVAL_S = WvaSettings().optimize_s  # The autoscaler of this version decides this often.
 REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
-DEFAULTS = WvaSettings()  # The defaults of WVA's Helm chart.
-HPA_RULES: dict[str, float] = {  # The `behavior` of the chart's own HPA, which our HPAs replace.
-    f"{direction}_{name}": getattr(DEFAULTS, f"{direction}_{name}")
-    for direction in ("up", "down")
-    for name in ("window_s", "pods", "percent", "period_s")
-}
 
 
 def write_variants(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet) -> WrittenManifests:
@@ -36,14 +30,13 @@ def write_variants(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet
     """
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
     model = engine_command.plain_name(fleet, autoscaler.controller)
-    hpa_settings = keda_object.with_defaults(autoscaler, HPA_RULES)
     files: dict[str, list[Document]] = {
         prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(target) for target in targets],
         prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(external=[_adapter_rule()])],
         VALUES_FILE: [chart_values(autoscaler)],
         FILE: [_variant_document(target, model) for target in targets],
         hpa_object.FILE: [
-            hpa_object.hpa_document(target, hpa_settings, _metric_source(target)) for target in targets
+            hpa_object.hpa_document(target, autoscaler, _metric_source(target)) for target in targets
         ],
     }
     steps = (
@@ -69,7 +62,7 @@ def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
     return (
         "Nothing in it tells prefill from decode workers: it takes all variants of a model for alternatives "
         "and weighs pairs as if either could take the other's requests.",
-        f"It decides every {DEFAULTS.optimize_s:g} s, whatever `reconcileInterval` says (the plan: every "
+        f"It decides every {OWN_INTERVAL_S:g} s, whatever `reconcileInterval` says (the plan: every "
         f"{_interval_s(autoscaler)} s), and adds or takes one worker at a time, from the cheapest variant "
         "on. Once it wants a worker more than `maxReplicas` it decides nothing more, until its object is "
         "made anew: leave room there.",
@@ -83,13 +76,12 @@ def chart_values(autoscaler: Autoscaler) -> Document:
     """Values of the chart workload-variant-autoscaler. The chart's example of a VariantAutoscaling, of an HPA
     and of a service of vLLM are off: our manifests take their place.
     """
+    settings: WvaSettings = autoscaler.settings
     thresholds: Document = {
-        "kvCacheThreshold": _read_share(autoscaler, "kv_threshold_frac", DEFAULTS.kv_threshold_frac),
-        "queueLengthThreshold": hpa_object.read_whole(
-            autoscaler, "queue_threshold", DEFAULTS.queue_threshold
-        ),
-        "kvSpareTrigger": _read_share(autoscaler, "kv_spare_frac", DEFAULTS.kv_spare_frac),
-        "queueSpareTrigger": hpa_object.read_whole(autoscaler, "queue_spare", DEFAULTS.queue_spare),
+        "kvCacheThreshold": settings.kv_threshold_frac,
+        "queueLengthThreshold": hpa_object.read_whole(autoscaler, "queue_threshold"),
+        "kvSpareTrigger": settings.kv_spare_frac,
+        "queueSpareTrigger": hpa_object.read_whole(autoscaler, "queue_spare"),
     }
     return {
         "wva": {
@@ -114,15 +106,7 @@ def worker_cost_text(target: ScaleTarget) -> str:
 
 def _interval_s(autoscaler: Autoscaler) -> int:
     """The time between two decisions of the autoscaler."""
-    return autoscaler.read_seconds("optimize_s", DEFAULTS.optimize_s, least=1, most=3600)
-
-
-def _read_share(autoscaler: Autoscaler, name: str, default: float) -> float:
-    """The parameter `name`, a share. Raises InputError unless it is 0 to 1."""
-    value = autoscaler.read_number(name, default)
-    if not 0 <= value <= 1:
-        raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be 0 to 1")
-    return value
+    return autoscaler.whole_seconds("optimize_s", autoscaler.settings.optimize_s, least=1, most=3600)
 
 
 def _variant_document(target: ScaleTarget, model: str) -> Document:
@@ -166,9 +150,7 @@ def _adapter_rule() -> Document:
 def kserve_scaling(target: ScaleTarget, autoscaler: Autoscaler) -> Document:
     """The key `scaling` of a workload of an LLMInferenceService. KServe 0.21 makes the HPA from it."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
-    rules = hpa_object.scaling_behavior(
-        keda_object.with_defaults(autoscaler, HPA_RULES), most=target.scaled.most
-    )
+    rules = hpa_object.scaling_behavior(autoscaler, most=target.scaled.most)
     return {
         "minReplicas": target.scaled.least,
         "maxReplicas": target.scaled.most,
