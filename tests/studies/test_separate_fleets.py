@@ -107,7 +107,7 @@ def test_more_traffic_is_not_added_twice() -> None:
         "safety": "none",
     }
     task = parse_task(document, read_catalog())
-    parts = list(sharing._classes_alone(task, trace))
+    parts = list(sharing._class_questions(task, trace))
     assert [name for name, _, _ in parts] == ["chat", "code"]
     for _, asked, requests in parts:
         drawn = TrafficRequest.of(requests, asked, seed=0)
