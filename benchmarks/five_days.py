@@ -159,7 +159,9 @@ def main() -> None:
         ):
             missed = row.missed_windows
             bounds = (
-                (causal.usd(missed, HOUR_S), causal.usd_of_unknown_blocks(missed, HOUR_S)) if causal else ()
+                (causal.least_usd(missed, HOUR_S), causal.least_usd_of_unknown_blocks(missed, HOUR_S))
+                if causal
+                else ()
             )
             print(*cells, missed, f"{row.usd:,.2f}", *(f"{usd or np.nan:,.2f}" for usd in bounds), sep=" | ")
         print(f"{time.process_time() - began:.1f} CPU s", flush=True)

@@ -215,8 +215,8 @@ def day_bounds(day: SpanDay) -> Mapping[str, list[float]]:
     fracs = [share * len(day.needs) for share in MISSED_FRACS]
     least = float(day.needs.sum())
     return {
-        "told": [bound.usd(each, HOUR_S) / least for each in fracs],
-        "learns": [(bound.usd_of_unknown_blocks(each, HOUR_S) or np.nan) / least for each in fracs],
+        "told": [bound.least_usd(each, HOUR_S) / least for each in fracs],
+        "learns": [(bound.least_usd_of_unknown_blocks(each, HOUR_S) or np.nan) / least for each in fracs],
     }
 
 

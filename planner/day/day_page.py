@@ -192,9 +192,9 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
     if optimum is None or optimum.causal is None:
         return []
     few = FEW_MISSED_FRAC * len(answer.static.windows)
-    hour_usd = optimum.causal.usd(few, HOUR_S)
-    unknown_usd = optimum.causal.usd_of_unknown_blocks(few, HOUR_S)
-    reacting_usd = 0.0 if optimum.reacting is None else optimum.reacting.usd(few, HOUR_S)
+    hour_usd = optimum.causal.least_usd(few, HOUR_S)
+    unknown_usd = optimum.causal.least_usd_of_unknown_blocks(few, HOUR_S)
+    reacting_usd = 0.0 if optimum.reacting is None else optimum.reacting.least_usd(few, HOUR_S)
     if max(hour_usd, unknown_usd or 0.0) <= optimum.proved_usd:
         return []
 
@@ -338,11 +338,13 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
             if optimum.causal is None
             else {
                 "missed_windows": few,
-                "usd_by_block_s": {f"{block_s:g}": optimum.causal.usd(few, block_s) for block_s in BLOCKS_S},
-                "usd_of_unknown_hours": optimum.causal.usd_of_unknown_blocks(few, HOUR_S),
+                "usd_by_block_s": {
+                    f"{block_s:g}": optimum.causal.least_usd(few, block_s) for block_s in BLOCKS_S
+                },
+                "usd_of_unknown_hours": optimum.causal.least_usd_of_unknown_blocks(few, HOUR_S),
                 "usd_of_known_windows": None
                 if optimum.reacting is None
-                else optimum.reacting.usd(few, HOUR_S),
+                else optimum.reacting.least_usd(few, HOUR_S),
             },
             "sizes": {"edges_s": optimum.edges_s.tolist(), "sizes": optimum.sizes.tolist()},
         },
