@@ -277,7 +277,7 @@ class Queue(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission(Policy):
-    """Whether a sequence may join the running ones, by predicted KV (foreseen_blocks, simulator/slots.py)."""
+    """Whether a sequence may join the running ones, by predicted KV (kv_blocks.foreseen_blocks)."""
 
     kind: ClassVar[str] = "admission"
     simulators: tuple[str, ...] = STEPWISE_ONLY

@@ -25,21 +25,15 @@ from planner.simulator.caches import (
     take_prefix,
 )
 from planner.simulator.flips import flip_if_due
-from planner.simulator.layout import BACK, BLOCK, FRONT, NONE, ROUTING, TBT_S, ZERO
+from planner.simulator.kv_blocks import blocks_of, request_blocks, seat_blocks
+from planner.simulator.layout import ARRIVAL_POOL, BLOCK, HAND_OFF_POOL, NONE, ROUTING, TBT_S, ZERO
 from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_has
 from planner.simulator.pointers import pointer_to
 from planner.simulator.predictions import note_end, predicted_at_first, renew_if_outlived
 from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
 from planner.simulator.queue_orders import assign_turn, begin_turn, charge_output
+from planner.simulator.router_loads import add_load, assign_none, assign_request
 from planner.simulator.routing import choose_worker, holds_back, set_pools
-from planner.simulator.slots import (
-    add_load,
-    assign_none,
-    assign_request,
-    blocks_of,
-    request_blocks,
-    seat_blocks,
-)
 
 # Stages of a request. Their order counts: code below compares them.
 (
@@ -165,8 +159,8 @@ def _set_least_saved(state, time_s):
 def _send_request(state, r, time_s):
     """Choose the worker that takes request r and send it there; NONE if it fits on no worker that is up."""
     set_pools(state)
-    flip_if_due(state, FRONT, time_s)
-    if state.counters[ROUTING + FRONT] == REBALANCED:
+    flip_if_due(state, ARRIVAL_POOL, time_s)
+    if state.counters[ROUTING + ARRIVAL_POOL] == REBALANCED:
         _set_least_saved(state, time_s)
     w = route_by_prefix(state, r, time_s)
     if w != NONE:
@@ -182,8 +176,8 @@ def _send_request(state, r, time_s):
 def _hand_off(state, r, time_s):
     """Choose the worker that decodes request r and send it there; NONE if it fits on no worker that is up."""
     set_pools(state)
-    flip_if_due(state, BACK, time_s)
-    v = choose_worker(state, BACK, r, time_s)
+    flip_if_due(state, HAND_OFF_POOL, time_s)
+    v = choose_worker(state, HAND_OFF_POOL, r, time_s)
     if v != NONE:
         request = state.requests[r]
         request.decode_worker, request.status, request.epoch = v, DECODING, state.workers[v].epoch
@@ -324,7 +318,7 @@ def note_event(fields, event, r, number, time_s):
         return _hand_off(state, r, time_s)
     if event == IS_HELD_BACK:
         set_pools(state)
-        return np.int64(holds_back(state, FRONT, r))
+        return np.int64(holds_back(state, ARRIVAL_POOL, r))
     if event == GO_DOWN:
         _empty_worker(state, number, time_s)
     elif event == FORGET:

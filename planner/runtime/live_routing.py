@@ -187,8 +187,7 @@ class LiveFleet:
         """Whether a request without a worker will get one that is up and not `excluded`, once it is free."""
         if not self.holds_back:
             return False
-        self.workers["is_up"][:] = self.is_up
-        self.workers["is_up"][list(excluded)] = 0
+        self._set_status()[list(excluded)] = layout.OUT_OF_SERVICE
         return bool(events.note_event(self.state, events.IS_HELD_BACK, seat, 0, 0.0))
 
     def queue_number(self, seat: int) -> int | None:
@@ -205,22 +204,26 @@ class LiveFleet:
 
     def _choose(self, event: int, seat: int, time_s: float, excluded: Collection[int]) -> int | None:
         """The worker that the policy chooses for a seat, outside `excluded`; None if there is none."""
-        # A view of the state, which the compiled functions read and write: 0, 1, DRAINING or TURNING.
-        status = self.workers["is_up"]
-        status[:] = self.is_up
+        status = self._set_status()
         if self.changes_roles:
             status[self.is_draining] = layout.DRAINING
-            status[self.is_restarting] = layout.TURNING
+            status[self.is_restarting] = layout.RESTARTING
         excluded_workers = list(excluded)
-        status[excluded_workers] = 0
+        status[excluded_workers] = layout.OUT_OF_SERVICE
         worker = int(events.note_event(self.state, event, seat, 0, time_s))
         if self.changes_roles:
-            # The event may have begun or ended the draining of workers; excluded ones were 0 and keep theirs.
+            # The event may have begun or ended the draining of workers; excluded ones took no part in it.
             still_drains = status == layout.DRAINING
             still_drains[excluded_workers] = self.is_draining[excluded_workers]
             self.is_draining = still_drains & self.is_up
             self._note_new_roles()
         return None if worker == layout.NONE else worker
+
+    def _set_status(self) -> npt.NDArray[np.int64]:
+        """Set the workers' status, in service or not, and return it: a view that compiled functions write."""
+        status: npt.NDArray[np.int64] = self.workers["status"]
+        status[:] = np.where(self.is_up, layout.IN_SERVICE, layout.OUT_OF_SERVICE)
+        return status
 
     def _note_new_roles(self) -> None:
         """Note the workers with a new role; where that takes a restart they are down until `note_up`."""

@@ -79,6 +79,17 @@ from planner.simulator.caches import (
 )
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
+from planner.simulator.kv_blocks import (
+    blocks_of,
+    blocks_of_steps,
+    blocks_to_begin,
+    cached_on_arrival,
+    foreseen_blocks,
+    request_blocks,
+    seat_blocks,
+    steps_with_blocks,
+    uncomputed_blocks,
+)
 from planner.simulator.layout import (
     ADMITTED,
     BLOCK,
@@ -114,31 +125,27 @@ from planner.simulator.offload import (
 from planner.simulator.offload_layout import LOADING
 from planner.simulator.polling import end_at_poll, has_step_in_flight, polls_now
 from planner.simulator.priorities import line_up_for_kv, schedule_by_priority
-from planner.simulator.queue_orders import count_waiting, leave_queue, may_reorder, note_admission
-from planner.simulator.queues import append_to_list, pop_first, remove_from_list
-from planner.simulator.slots import (
+from planner.simulator.queue_orders import (
     LONGEST,
-    add_chunk,
-    add_load,
-    blocks_of,
-    blocks_of_steps,
-    blocks_to_begin,
-    cached_on_arrival,
-    clear_chunks,
-    depart_late,
+    count_waiting,
     enqueue_request,
-    foreseen_blocks,
+    leave_queue,
+    may_reorder,
+    note_admission,
+)
+from planner.simulator.queues import append_to_list, pop_first, remove_from_list
+from planner.simulator.router_loads import add_load
+from planner.simulator.slots import (
+    add_chunk,
+    clear_chunks,
+    free_leaving_requests,
     join_lane,
     latest_in,
     latest_slot,
     preempt_decode,
     preempt_waiting,
-    request_blocks,
     rest_decode,
-    seat_blocks,
-    steps_with_blocks,
     take_out,
-    uncomputed_blocks,
 )
 from planner.simulator.step_times import UNBOUNDED, engine_seconds
 from planner.simulator.transfer import begin_pulls
@@ -159,10 +166,12 @@ def start_step(state, l, time_s):
         worker.formed_s = NEVER
         worker.late_blocks, worker.late_seats = ZERO, ZERO
         release_late(state, w)
-        depart_late(state, w)
+        free_leaving_requests(state, w)
         preemptions = worker.preemptions
         is_idle = _form_step(state, l, time_s, preemptions_before)
-    depart_late(state, w)  # Only now, as the step was formed without the seats of requests that have ended.
+    free_leaving_requests(
+        state, w
+    )  # Only now, as the step was formed without the seats of requests that have ended.
 
 
 @kernel_jit
@@ -473,7 +482,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         if n == 0 or _take_chunk(state, l, r, n, step_blocks, time_s):
             # Sarathi cuts a prompt only where the token budget ends, so no token is left for waiting prompts.
             may_admit = may_admit and kind.batching != SARATHI
-            if n == 0 or kind.batching == VLLM_V1:  # For Sarathi kernel._end_lane puts it back.
+            if n == 0 or kind.batching == VLLM_V1:  # For Sarathi kernel._end_chunk puts it back.
                 append_to_list(state.requests, worker, PARTIAL, r)
     if not may_admit:
         return
@@ -944,7 +953,7 @@ def run_length(state, l, time_s, goes_on):
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
     goes_on = goes_on and lane.width == 1 and not may_reorder(state, lane.worker)
-    if not goes_on or lane.late_decodes > 0 or lane.prefills > 0 or lane.last_token_s != time_s:
+    if not goes_on or lane.out_of_step > 0 or lane.prefills > 0 or lane.last_token_s != time_s:
         return ONE
     steps = lane.next_finish_step - lane.decode_step
     free = kind.kv_blocks - worker.used_blocks

@@ -132,7 +132,7 @@ NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
     TREE_NODE_BLOCKS,  # KV blocks of a node.
     FREE,  # The first free entry, NONE without any entries.
     FIRST_ROUTED,  # The first request in e2's window.
-    FIRST_LATE,  # The first request in the later half of e2's window. (Not a late entry.)
+    FIRST_IN_LATER_HALF,  # The first request in the later half of e2's window.
     LAST_ROUTED,  # The last request in e2's window.
     FIRST_NOTICE,  # The first notice under way, as a place in `Caches.notices`.
     NOTICES,  # How many notices are under way.
@@ -324,7 +324,7 @@ def _first_numbers(block_tokens: int, nodeless: int, *, has_entries: bool) -> np
     """`Caches.numbers` before the first event."""
     numbers = np.zeros(NUMBERS, dtype=np.int64)
     numbers[[TREE_NODE_TOKENS, TREE_NODE_BLOCKS]] = block_tokens, block_tokens // KV_BLOCK_TOKENS
-    numbers[[FIRST_ROUTED, FIRST_LATE, LAST_ROUTED]] = NONE
+    numbers[[FIRST_ROUTED, FIRST_IN_LATER_HALF, LAST_ROUTED]] = NONE
     numbers[FREE] = 0 if has_entries else NONE
     numbers[NODELESS] = nodeless
     return numbers

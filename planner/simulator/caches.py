@@ -41,7 +41,7 @@ import numpy as np
 
 from planner.policies import CACHE_AWARE
 from planner.simulator.cache_layout import (
-    FIRST_LATE,
+    FIRST_IN_LATER_HALF,
     FIRST_NOTICE,
     FIRST_ROUTED,
     FREE,
@@ -53,7 +53,7 @@ from planner.simulator.cache_layout import (
     TREE_NODE_TOKENS,
     WINDOW_S,
 )
-from planner.simulator.layout import BLOCK, DECODE, FRONT, NONE, ONE, ROUTING, ZERO
+from planner.simulator.layout import ARRIVAL_POOL, BLOCK, DECODE, NONE, ONE, ROUTING, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 
 
@@ -599,7 +599,7 @@ def _evict_entry(state, w, e, time_s):
         return
     if entry.window_uses == 0:
         drop_entry(state, e)
-    if state.counters[ROUTING + FRONT] == CACHE_AWARE:
+    if state.counters[ROUTING + ARRIVAL_POOL] == CACHE_AWARE:
         return
     if len(caches.notices) == 0:
         _hide_node(state, w, node)
@@ -728,8 +728,8 @@ def remember_routed(state, w, r, time_s, prefill_s):
     else:
         caches.prompts[caches.numbers[LAST_ROUTED]].next = r
     caches.numbers[LAST_ROUTED] = r
-    if caches.numbers[FIRST_LATE] == NONE:
-        caches.numbers[FIRST_LATE] = r
+    if caches.numbers[FIRST_IN_LATER_HALF] == NONE:
+        caches.numbers[FIRST_IN_LATER_HALF] = r
     prompt.is_in_later_half, prompt.queue_s = 1, -1.0
     cache.routed += 1
     cache.prefill_s += prefill_s
@@ -791,13 +791,13 @@ def move_e2_window(state, time_s):
     while first != NONE and caches.prompts[first].routed_s < time_s - window_s:
         forget_routed(state)
         first = caches.numbers[FIRST_ROUTED]
-    late = caches.numbers[FIRST_LATE]
-    while late != NONE and caches.prompts[late].routed_s < time_s - window_s / 2:
-        _count_wait(state, late, ONE, -ONE)
-        caches.prompts[late].is_in_later_half = 0
-        _count_wait(state, late, ZERO, ONE)
-        late = caches.prompts[late].next
-    caches.numbers[FIRST_LATE] = late
+    r = caches.numbers[FIRST_IN_LATER_HALF]
+    while r != NONE and caches.prompts[r].routed_s < time_s - window_s / 2:
+        _count_wait(state, r, ONE, -ONE)
+        caches.prompts[r].is_in_later_half = 0
+        _count_wait(state, r, ZERO, ONE)
+        r = caches.prompts[r].next
+    caches.numbers[FIRST_IN_LATER_HALF] = r
 
 
 @kernel_jit
@@ -809,8 +809,8 @@ def forget_routed(state):
     w = prompt.worker
     cache = caches.workers[w]
     caches.numbers[FIRST_ROUTED] = prompt.next
-    if caches.numbers[FIRST_LATE] == r:
-        caches.numbers[FIRST_LATE] = prompt.next
+    if caches.numbers[FIRST_IN_LATER_HALF] == r:
+        caches.numbers[FIRST_IN_LATER_HALF] = prompt.next
     _count_wait(state, r, prompt.is_in_later_half, -ONE)
     prompt.worker = NONE
     cache.routed -= 1

@@ -112,9 +112,9 @@ def count_value(state, metric, value_s, at_s, r):
             is_above = int(value_s > state.limits[k].limit_s)
             state.limits[k].counted += 1
             state.limits[k].violations += is_above
-            # `see_late` has counted this request as late already; now it counts as a violation.
-            if at_s + state.limits[k].limit_s < state.limits[k].seen_s:
-                state.limits[k].late -= 1
+            # `count_overdue` has counted this request already; now it counts as a violation.
+            if at_s + state.limits[k].limit_s < state.limits[k].overdue_at_s:
+                state.limits[k].overdue -= 1
             if state.in_windows.shape[1] > 0:
                 count_within(state, k, window_at(state, at_s), 1, is_above)
 
@@ -179,8 +179,8 @@ def count_run(state, l, start_s, first_s, growth_s, steps, sequences):
             if v + 1 < state.in_windows.shape[1]:
                 until = min(steps_reaching(start_s, first_s, growth_s, state.edges_s[v + 1]) - 1, end)
             until = max(until, since + 1)
-            late = counted * max(until - max(above, since), 0)
-            count_within(state, k, v, counted * (until - since), late)
+            violations = counted * max(until - max(above, since), 0)
+            count_within(state, k, v, counted * (until - since), violations)
             since = until
 
 
@@ -190,13 +190,13 @@ def is_broken(state):
     if state.counters[BROKEN] > 0:
         return True
     for k in range(len(state.limits)):
-        if state.limits[k].violations + state.limits[k].late > state.limits[k].allowed:
+        if state.limits[k].violations + state.limits[k].overdue > state.limits[k].allowed:
             return True
     return False
 
 
 @kernel_jit
-def see_late(state, time_s):
+def count_overdue(state, time_s):
     """Count requests that have waited longer than a limit on ttft or e2e by `time_s` and are not done, so
     that a broken limit is known before they are done. Returns the time until which nothing changes here.
 
@@ -212,15 +212,15 @@ def see_late(state, time_s):
         limit = state.limits[k]
         if limit.metric != TTFT and limit.metric != E2E:
             continue
-        r, limit_s = limit.seen, limit.limit_s
+        r, limit_s = limit.next_overdue, limit.limit_s
         while r < len(requests) and requests[r].arrival_s + limit_s < time_s:
             is_done = requests[r].status != UNFINISHED
             if limit.metric == TTFT and not np.isnan(requests[r].first_token_s):
                 is_done = True
             if not is_done and in_window(state, requests[r].arrival_s) and _limits_request(state, k, r):
-                limit.late += 1
+                limit.overdue += 1
             r += 1
-        limit.seen, limit.seen_s = r, time_s
+        limit.next_overdue, limit.overdue_at_s = r, time_s
         if r < len(requests):
             until_s = min(until_s, requests[r].arrival_s + limit_s)
     return until_s
@@ -406,7 +406,7 @@ def note_gap(state, l, gap_s):
     while depth > 0 and gaps[l, depth - 1].gap_s <= gap_s:
         depth -= 1
     if depth == GAP_DEPTH:
-        for slot in range(lane.decodes - lane.late_decodes):  # The late ones joined after this gap.
+        for slot in range(lane.decodes - lane.out_of_step):  # The others joined after this gap.
             settle_gap(state, l, slot)
             request = state.requests[state.slots[l, slot].request]
             request.gap_max_s = max(request.gap_max_s, gap_s)

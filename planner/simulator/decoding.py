@@ -31,10 +31,10 @@ from planner.simulator.counting import (
     run_s,
     single_gap,
 )
+from planner.simulator.kv_blocks import blocks_for_next_step, blocks_of_steps, steps_with_blocks
 from planner.simulator.layout import BLOCK, DECODE, ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, where_has, where_rare
 from planner.simulator.queue_orders import charge_token, charge_tokens
-from planner.simulator.slots import blocks_for_next_step, blocks_of_steps, steps_with_blocks
 
 
 @kernel_jit
@@ -125,29 +125,30 @@ def evict_for_run(state, l, steps, taken_blocks, time_s):
 def advance_decodes(state, l, steps, time_s):
     """The decodes of lane l have made `steps` tokens each, the last ones at `time_s`.
 
-    Late decodes (`LANE.late_decodes`) had their last token at other times than the lane, so their first gap
-    is not a step. Such a run has one step only (`batching.run_length`), so they make one token here.
+    Decodes that are out of step (LANE.out_of_step) had their last token at other times than the lane, so
+    their first gap is not a step. Such a run has one step only (`batching.run_length`), so they make one
+    token here.
     """
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
     first_s, growth_s = lane.run_first_s, lane.run_growth_s
-    punctual = lane.decodes - lane.late_decodes
+    in_step = lane.decodes - lane.out_of_step
     # Otherwise the run began later than the last token, and has one step; its gap is longer than that step.
     gaps_are_steps = lane.run_start_s == lane.last_token_s
     gap_s = time_s - lane.last_token_s
     if len(state.runs) > 0:  # Runs are recorded.
         # In a pipeline the recorded step is that of one stage, and a gap is the time of all stages.
         if gaps_are_steps and kind.lanes == 1:
-            record_steps(state, l, first_s, growth_s, steps, punctual)
-            if punctual > 0:
-                record_classes(state, l, lane.run_start_s, first_s, growth_s, steps, punctual)
+            record_steps(state, l, first_s, growth_s, steps, in_step)
+            if in_step > 0:
+                record_classes(state, l, lane.run_start_s, first_s, growth_s, steps, in_step)
         else:
             record_steps(state, l, first_s if kind.lanes == 1 else lane.stage_s, growth_s, steps, ZERO)
-            if punctual > 0:
-                record_gap(state, w, lane.last_token_s, gap_s, punctual)
-                record_classes(state, l, lane.last_token_s, gap_s, 0.0, ONE, punctual)
+            if in_step > 0:
+                record_gap(state, w, lane.last_token_s, gap_s, in_step)
+                record_classes(state, l, lane.last_token_s, gap_s, 0.0, ONE, in_step)
     # Reserved blocks were counted at the admission, those of a pipeline when the step was started.
     if kind.lanes == 1 and kind.reserved_blocks == 0:
         taken_blocks = blocks_of_steps(lane, steps)
@@ -161,7 +162,7 @@ def advance_decodes(state, l, steps, time_s):
     worker.dense_tokens += steps * lane.decodes * lane.width
     lane.decode_step += steps
     lane.kv_sum += float(steps) * lane.decodes
-    for slot in range(punctual, lane.decodes):
+    for slot in range(in_step, lane.decodes):
         r = state.slots[l, slot].request
         if np.isnan(state.requests[r].first_token_s):
             first_token(state, r, time_s)
@@ -169,14 +170,14 @@ def advance_decodes(state, l, steps, time_s):
         else:
             single_gap(state, w, r, time_s)
         state.slots[l, slot].settled_step = lane.decode_step  # Gaps of the lane are its own from here on.
-    if punctual > 0:
+    if in_step > 0:
         if gaps_are_steps:
-            count_run(state, l, lane.run_start_s, first_s, growth_s, steps, punctual)
+            count_run(state, l, lane.run_start_s, first_s, growth_s, steps, in_step)
             note_gap(state, l, first_s + growth_s * (steps - 1))
         else:
-            count_run(state, l, lane.last_token_s, gap_s, 0.0, ONE, punctual)
+            count_run(state, l, lane.last_token_s, gap_s, 0.0, ONE, in_step)
             note_gap(state, l, gap_s)
-    lane.late_decodes = 0
+    lane.out_of_step = 0
     lane.last_token_s = time_s
     if lane.width > 1:
         accept_drafts(state, l, time_s)

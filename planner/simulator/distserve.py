@@ -35,11 +35,12 @@ from planner.simulator.counting import (
     release_next,
 )
 from planner.simulator.event_heap import next_arrival, next_time_s, schedule_event
+from planner.simulator.kv_blocks import blocks_of
 from planner.simulator.layout import (
-    BACK,
+    ARRIVAL_POOL,
     DECODE,
     DONE,
-    FRONT,
+    HAND_OFF_POOL,
     INBOUND,
     NEVER,
     NONE,
@@ -52,16 +53,10 @@ from planner.simulator.layout import (
 from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit
 from planner.simulator.pointers import pointer_to
 from planner.simulator.queues import append_to_list, pop_first
+from planner.simulator.request_ends import finish_request, reject_request
+from planner.simulator.router_loads import add_load, assign_request
 from planner.simulator.routing import choose_worker
-from planner.simulator.slots import (
-    add_chunk,
-    add_load,
-    assign_request,
-    blocks_of,
-    clear_chunks,
-    finish_request,
-    reject_request,
-)
+from planner.simulator.slots import add_chunk, clear_chunks
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
@@ -261,7 +256,7 @@ def _place_next_token(state, w, r, time_s):
         _enqueue_request(state, worker.first_lane, DECODES, r, time_s)
     else:
         assign_request(state, w, r, -1.0)
-        v = choose_worker(state, BACK, r, time_s)
+        v = choose_worker(state, HAND_OFF_POOL, r, time_s)
         if v == NONE:
             worker.used_blocks -= _reserved_blocks(state, w, r)
             worker.running -= 1
@@ -315,7 +310,7 @@ def _end_hand_off(state, r, time_s):
 @kernel_jit
 def _route_arrival(state, r, time_s):
     """Send request r, which arrives now, to a worker for its prefill; reject it if no worker can hold it."""
-    w = choose_worker(state, FRONT, r, time_s)
+    w = choose_worker(state, ARRIVAL_POOL, r, time_s)
     if w == NONE:
         reject_request(state, r)
         return

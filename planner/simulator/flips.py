@@ -17,19 +17,20 @@ worker may follow after `repurpose_after_s` again.
 
 Requests that wait for a worker to come up (LIMBO) are routed again when a worker has a new role.
 
-The pools are FRONT, which takes arrivals (prefill or mixed), and BACK, which takes hand-offs (decode).
+In ARRIVAL_POOL are prefill and mixed workers, in HAND_OFF_POOL decode workers.
 """
 
 from __future__ import annotations
 
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import (
-    BACK,
+    ARRIVAL_POOL,
     BLOCK,
     DECODE,
     DRAINING,
     FLIP_S,
-    FRONT,
+    HAND_OFF_POOL,
+    IN_SERVICE,
     LIMBO,
     LIVE,
     LOST,
@@ -39,15 +40,15 @@ from planner.simulator.layout import (
     PREFILL,
     REPURPOSE_S,
     RESTART_S,
+    RESTARTING,
     SHORT_SINCE_S,
     SIZE,
-    TURNING,
 )
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.queues import meld_heaps
 from planner.simulator.ranks import event_lane
+from planner.simulator.router_loads import add_load
 from planner.simulator.routing import set_pools
-from planner.simulator.slots import add_load
 from planner.simulator.splitwise_pools import PROMPT_QUEUE_TOKENS
 
 
@@ -55,19 +56,19 @@ from planner.simulator.splitwise_pools import PROMPT_QUEUE_TOKENS
 def flip_if_due(state, pool, time_s):
     """Let a worker of the other pool join this one if the policy says so. At most one flips per call.
 
-    Called at each arrival (FRONT) and hand-off (BACK), also where workers keep their roles.
+    Called at each arrival (ARRIVAL_POOL) and hand-off (HAND_OFF_POOL), also where workers keep their roles.
     """
     if state.policy[REPURPOSE_S] < NEVER:
         _repurpose_workers(state, time_s)
         return
     if state.policy[FLIP_S] == NEVER or (state.policy[RESTART_S] > 0.0 and _end_restarts(state, time_s)):
         return
-    other = BACK if pool == FRONT else FRONT
+    other = HAND_OFF_POOL if pool == ARRIVAL_POOL else ARRIVAL_POOL
     for w in range(len(state.workers)):
         worker = state.workers[w]
-        is_in_other = worker.role != MIXED and (worker.role == DECODE) == (other == BACK)
+        is_in_other = worker.role != MIXED and (worker.role == DECODE) == (other == HAND_OFF_POOL)
         if (
-            worker.is_up == 1
+            worker.status == IN_SERVICE
             and is_in_other
             and _is_idle(worker)
             and time_s - worker.idle_since_s >= state.policy[FLIP_S]
@@ -90,19 +91,19 @@ def _change_role(state, w, time_s):
     worker = state.workers[w]
     worker.role = PREFILL if worker.role == DECODE else DECODE
     if state.policy[RESTART_S] > 0.0:
-        worker.is_up, worker.idle_since_s = TURNING, time_s + state.policy[RESTART_S]
+        worker.status, worker.idle_since_s = RESTARTING, time_s + state.policy[RESTART_S]
         _plan_end_of_restart(state, event_lane(state, w))
     else:
         # A worker that changes its role once more at the same moment serves nobody who waits.
         if time_s > worker.idle_since_s:
-            _route_limbo_anew(state)
-        worker.is_up, worker.idle_since_s = 1, time_s
+            route_limbo_anew(state)
+        worker.status, worker.idle_since_s = IN_SERVICE, time_s
     add_load(state, w, 0.0, 0.0, 0.0)  # Adds no load, but renews the router's score: it depends on the role.
     set_pools(state)
 
 
 @kernel_jit
-def _route_limbo_anew(state):
+def route_limbo_anew(state):
     """Let the kernel route the requests in limbo again, once the event of this moment is over."""
     state.counters[LOST] = meld_heaps(state.requests, state.counters[LOST], state.counters[LIMBO])
     state.counters[LIMBO] = NONE
@@ -120,7 +121,7 @@ def _plan_end_of_restart(state, l):
 @where_rare(lambda state, l, time_s: None)
 def end_restart(state, l, time_s):
     """Let the worker of lane l be up again if it has restarted by now, after an event of that lane."""
-    if state.workers[state.lanes[l].worker].is_up == TURNING and _end_restarts(state, time_s):
+    if state.workers[state.lanes[l].worker].status == RESTARTING and _end_restarts(state, time_s):
         _plan_end_of_restart(state, l)
 
 
@@ -129,7 +130,7 @@ def _repurpose_workers(state, time_s):
     """Let a worker drain for a pool that has long been short of workers; one at a time. A worker that drains
     takes no more requests, and changes its role when it is idle.
     """
-    for pool in (FRONT, BACK):
+    for pool in (ARRIVAL_POOL, HAND_OFF_POOL):
         # While a worker drains or restarts, no other one begins to.
         if not (_end_drains(state, time_s) or _end_restarts(state, time_s)):
             _check_shortage(state, pool, time_s)
@@ -140,7 +141,7 @@ def _check_shortage(state, pool, time_s):
     """Note since when a pool is short of workers; after `repurpose_after_s` let one of the other pool
     drain.
     """
-    other, since = BACK if pool == FRONT else FRONT, SHORT_SINCE_S + pool
+    other, since = HAND_OFF_POOL if pool == ARRIVAL_POOL else ARRIVAL_POOL, SHORT_SINCE_S + pool
     if not _is_short(state, pool) or _is_short(state, other):
         state.policy[since] = NEVER
         return
@@ -157,7 +158,7 @@ def _check_shortage(state, pool, time_s):
     if least == NONE:
         return
     state.policy[since] = NEVER
-    state.workers[least].is_up = DRAINING
+    state.workers[least].status = DRAINING
     set_pools(state)
     _end_drains(state, time_s)  # The worker may be idle already.
 
@@ -166,7 +167,7 @@ def _check_shortage(state, pool, time_s):
 def _end_drains(state, time_s):
     """Give draining workers that have become idle their other role. Returns whether one still drains."""
     for w in range(len(state.workers)):
-        if state.workers[w].is_up == DRAINING:
+        if state.workers[w].status == DRAINING:
             # For a worker that became idle at this very moment, events of the same moment may still come.
             if not _is_idle(state.workers[w]) or state.workers[w].idle_since_s >= time_s:
                 return True
@@ -180,7 +181,7 @@ def _is_short(state, pool):
     for i in range(state.counters[SIZE + pool]):
         worker = state.workers[state.pools[pool, i]]
         kind = state.types[worker.type]
-        if pool == FRONT:
+        if pool == ARRIVAL_POOL:
             if worker.pending_tokens <= PROMPT_QUEUE_TOKENS:
                 return False
         elif worker.assigned < kind.seats and worker.future_tokens < kind.kv_blocks * float(BLOCK):
@@ -196,12 +197,12 @@ def _end_restarts(state, time_s):
     """
     for w in range(len(state.workers)):
         worker = state.workers[w]
-        if worker.is_up == TURNING:
+        if worker.status == RESTARTING:
             if state.policy[LIVE] > 0.0 or time_s < worker.idle_since_s:
                 return True
-            worker.is_up = 1
+            worker.status = IN_SERVICE
             set_pools(state)
-            _route_limbo_anew(state)
+            route_limbo_anew(state)
     return False
 
 

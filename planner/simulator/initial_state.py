@@ -119,7 +119,8 @@ def first_state(
     dp_ranks = rank_rows(pools)
     workers, lanes = worker_and_lane_rows(pools, types, type_indices)
     if sizes is not None:
-        workers["is_up"] = _index_in_pool(pools) < np.asarray(sizes)[type_indices]
+        is_in_service = _index_in_pool(pools) < np.asarray(sizes)[type_indices]
+        workers["status"] = np.where(is_in_service, layout.IN_SERVICE, layout.OUT_OF_SERVICE)
     count, order = len(workers), routing_order(pools, tie_keys, type_indices)
     groups = -(-count // layout.GROUP)  # Rounded up: the last group may be smaller.
     # Each entity has at most one event to come (layout.State): each lane; then the link in a stepwise engine,
@@ -288,16 +289,15 @@ def _event_order(
 
 
 def _list_pools(state: State) -> None:
-    """Fill `state.pools` with the workers that are up: those that take arrivals (FRONT) and those that take
-    hand-offs (BACK). A worker with data-parallel ranks is listed by its first rank. During the run
-    `routing.set_pools` does the same.
+    """Fill `state.pools` with the workers that are in service, as `routing.set_pools` does during the run. A
+    worker with data-parallel ranks is listed by its first rank.
     """
     workers, dp_ranks = state.workers, state.dp_ranks
-    for pool, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
+    for pool, is_decode in ((layout.ARRIVAL_POOL, False), (layout.HAND_OFF_POOL, True)):
         is_member = (workers["role"] == layout.DECODE) == is_decode
         if dp_ranks is not None:
             is_member &= dp_ranks["first"] == np.arange(len(workers))
-        members = state.order[(is_member & (workers["is_up"] == 1))[state.order]]
+        members = state.order[(is_member & (workers["status"] == layout.IN_SERVICE))[state.order]]
         state.pools[pool, : len(members)] = members
         workers["pool_index"][members] = np.arange(len(members))
         state.counters[layout.SIZE + pool] = len(members)
@@ -366,8 +366,8 @@ def _first_counters(policies: Policies, n: int) -> Ints:
     # Twice the seed plus an odd constant (digits of the golden ratio) is never 0, a state that the kernel's
     # generator (routing.py) would not leave.
     counters[layout.RANDOM_STATE] = 2 * policies.seed + 0x9E3779B97F4A7C1
-    counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing].code
-    counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing].code
+    counters[layout.ROUTING + layout.ARRIVAL_POOL] = ROUTING[policies.routing].code
+    counters[layout.ROUTING + layout.HAND_OFF_POOL] = ROUTING[policies.decode_routing].code
     return counters
 
 

@@ -1,39 +1,31 @@
 """The discrete-event kernel: simulates every engine step of a fleet over a trace, in compiled code that has
-no object per request.
+no object per request. `simulate_events` is its loop.
 
-A worker forms steps as its batching policy says (batching.py). A fit gives the seconds of each step
+Steps. A worker forms a step as its batching policy says (batching.py), and a fit gives its seconds
 (step_times.py). The first token leaves with the last prefill chunk. Between arrivals, completions and
-prefills nothing but the context changes, so a decode-only batch is advanced many steps at once: with D
-sequences step j, from 0 on, lasts  first + j d D  (d: seconds per KV token). These steps have a sum in closed
-form, and only their end is an event. Cost grows with requests, not with tokens, and every gap between tokens
-is still counted exactly (counting.py).
+prefills nothing but the context changes, so a batch of decodes alone is advanced many steps at once, a run:
+with D sequences its step j, from 0 on, lasts  first + j d D  (d: seconds per KV token). The sum has a closed
+form, and only the end of the run is an event. Cost grows with requests, not with tokens, and every gap
+between tokens is still counted exactly (counting.py). With speculative decoding (planner.models.speculation)
+decodes make different numbers of tokens in a step, so each step is an event (decoding.py).
 
-Disaggregated requests leave their prefill worker when the first token is out. The decode worker reserves
-blocks, the KV blocks cross the link, the prefill worker frees them, and the request joins the next decode
-step. The gap after its first token includes all of that (transfer.py). Some engines do not send the token of
-the prefill worker to clients: the next decode step computes the last token of the prompt again, and TTFT
-includes the hand-off.
+Hand-offs. The decode worker reserves blocks when the first token is out, the KV blocks cross the link, the
+prefill worker frees them, and the request joins the next decode step. The gap after its first token includes
+all of that (transfer.py). Some engines do not send the token of the prefill worker to clients: the next
+decode step computes the last token of the prompt again, and TTFT includes the hand-off. What happens to
+requests whose worker goes down: outages.py.
 
-With speculative decoding (planner.models.speculation) each step is an event: decodes make different numbers
-of tokens in it, which leave together (decoding.py).
+Events are ordered by (time, kind): arrivals first, then lanes, in the order of their workers (State.order),
+the link, the disturbances. An idle lane that gets work starts by an event of its own at the same moment,
+after all arrivals of that moment, so its step has them. A request of a session arrives its think time after
+the last request it waits for has finished. Without think time, steps that start at that moment come first: no
+client is so quick that its next request is in them.
 
-A worker that goes down loses its KV: the requests whose KV it was are routed anew and recompute all their
-tokens. A request whose KV is still on its prefill worker only gets another decode worker.
-
-Events are ordered by (time, kind): arrivals first, then lanes by State.order, the link, the disturbances.
-An idle lane that gets work starts by an event of its own at the same moment, after
-all arrivals of that moment, so its step has them. The `cause` of what happens is the entity whose event it is
-part of, NONE for an arrival; it decides what an engine knew when it formed a step at that moment
-(transfer.py).
-
-A request of a session arrives its think time after the last request it waits for has finished. Without think
-time, steps that start at that moment come first: no client is so quick that its next request is in them.
-
-Letters (layout.py): w is a worker, v one that decodes, l a lane, where a worker forms its steps, and r a
-request; `kind` is the record of a worker's type (layout.TYPE). The `epoch` of a worker rises when it goes
-down. A request notes the epoch; if the worker has another one later, its KV there is lost. A lambda in
-where_has or where_rare is compiled in place of the function for fleets that do not need it
-(numba_compile.py).
+The `cause` of what happens is the entity whose event it is part of, NONE for an arrival; it decides what an
+engine knew when it formed a step at that moment (transfer.py). Letters (layout.py): w is a worker, v one that
+decodes, l a lane, where a worker forms its steps, and r a request; `kind` is the record of a worker's type
+(layout.TYPE). A lambda in where_has or where_rare is compiled in place of the function for fleets that do not
+need it (numba_compile.py).
 """
 
 from __future__ import annotations
@@ -41,69 +33,62 @@ from __future__ import annotations
 import numpy as np
 
 from planner.policies import FCFS, VLLM_V1
-from planner.simulator.adapters import forget_adapters, passes_over
+from planner.simulator.adapters import passes_over
 from planner.simulator.batching import start_step
-from planner.simulator.caches import empty_cache, lose_prefix, show_prefix
+from planner.simulator.caches import show_prefix
 from planner.simulator.counting import (
+    count_overdue,
     end_batch,
     first_token,
     is_broken,
     record_steps,
     release_next,
     run_s,
-    see_late,
     single_gap,
-    steps_reaching,
 )
 from planner.simulator.decoding import advance_decodes
 from planner.simulator.event_heap import is_alone, next_time_s, set_time
 from planner.simulator.flips import end_restart, flip_if_due
 from planner.simulator.joint_steps import start_ranks
+from planner.simulator.kv_blocks import blocks_of, request_blocks, seat_blocks
 from planner.simulator.layout import (
-    BACK,
+    ARRIVAL_POOL,
     DECODE,
     DONE,
-    DOWN,
-    DRAIN,
     DRAINING,
     ENTERED,
     FREED,
-    FRONT,
     FRONT_END_S,
-    GONE,
+    HAND_OFF_POOL,
     HELD,
+    IN_SERVICE,
     INBOUND,
     LEAVING,
     LIMBO,
-    LINK_SLOW,
     LOST,
     NEVER,
     NEXT_DISTURBANCE,
     NONE,
     ONE,
     PARTIAL,
-    PAUSE,
     PREFILL,
     PREFILLED,
     READING,
     READY,
     RELEASED,
     REPURPOSE_S,
-    RESTING,
-    SLOW,
     UNKNOWN,
-    UP,
     ZERO,
 )
 from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_has, where_rare
-from planner.simulator.offload import (
-    forget_memory,
-    is_loading_kv,
-    leave_memory,
-    may_be_passed,
-    pop_loading,
-    start_anew,
-    store_ended_step,
+from planner.simulator.offload import is_loading_kv, leave_memory, may_be_passed, store_ended_step
+from planner.simulator.outages import (
+    apply_next_disturbance,
+    drop_lost_transfer,
+    lost_prefill_kv,
+    mark_lost,
+    note_idle,
+    reset_progress,
 )
 from planner.simulator.pointers import pointer_to
 from planner.simulator.polling import count_weights, has_step_in_flight
@@ -113,41 +98,143 @@ from planner.simulator.queue_orders import (
     assign_turn,
     charge_running,
     charge_token,
-    leave_queue,
+    enqueue_request,
     sorts_by_key,
 )
-from planner.simulator.queues import append_to_list, insert_in_heap, meld_heaps, pop_first, remove_root
-from planner.simulator.ranks import end_if_empty, rank_count, runs_empty
-from planner.simulator.routing import choose_worker, fits_worker, holds_back, set_pools
+from planner.simulator.queues import append_to_list, insert_in_heap, remove_root
+from planner.simulator.ranks import end_if_empty, runs_empty
+from planner.simulator.request_ends import finish_request, reject_request
+from planner.simulator.router_loads import add_load, assign_request, report_computed, report_token
+from planner.simulator.routing import choose_worker, fits_worker, holds_back
 from planner.simulator.slots import (
     LATEST_STEP,
-    add_load,
-    assign_none,
-    assign_request,
-    blocks_of,
-    depart_now,
-    enqueue_request,
-    finish_request,
+    free_seat_and_blocks,
     join_lane,
     refresh_next_finish_step,
-    reject_request,
     release_blocks,
-    request_blocks,
-    seat_blocks,
-    see_computed,
-    see_token,
     take_out,
 )
 from planner.simulator.transfer import (
     end_transfer,
     is_full,
     known_s,
+    receive_between_steps,
     receive_handoffs,
-    receive_late,
-    shorten_run,
     wake_for_kv,
     wake_worker,
 )
+
+
+@entry_jit
+def simulate_events(fields, closed_loop, stop_early):
+    """Simulate until every request is done; with `stop_early` until a limit is broken.
+
+    `fields` is a layout.State, which is changed in place. `closed_loop` > 0 keeps that many requests in
+    flight: the next one arrives when one completes. At a PAUSE it returns early. Called again it goes on as
+    if it had not paused, with the disturbances it finds then.
+    """
+    state = pointer_to(fields)
+    link, outside = len(state.lanes), len(state.lanes) + 1  # Entities that are no lanes (layout.State).
+    cause, cause_s = np.int64(state.paused[0]), state.paused[1]  # The last event that was no arrival.
+    following = state.counters[NEXT_DISTURBANCE]
+    if following < len(state.disturbances):
+        set_time(state, outside, state.disturbances[following].time_s)
+    # Until this moment `count_overdue` would count nothing new. Requests of sessions are not in order of
+    # arrival, so it does not look at them.
+    counted_until_s = -np.inf if stop_early and closed_loop == 0 and len(state.after) == 0 else np.inf
+    while state.counters[DONE] < len(state.requests):
+        entity, time_s = state.heap[0], next_time_s(state)
+        starts_step = entity < link and state.lanes[entity].run_steps == 0
+        r, arrival_s, is_caused = _next_arrival(state, closed_loop, cause_s)
+        comes_first = not (starts_step and is_caused)  # Of events at one moment.
+        is_arrival = arrival_s < time_s or (arrival_s == time_s < NEVER and comes_first)
+        if is_arrival:
+            time_s = arrival_s
+            _take_arrival(state, r, time_s, cause if is_caused else NONE)
+        elif time_s == NEVER:
+            return  # Nothing will ever happen again: every worker is down.
+        elif starts_step:
+            start_steps(state, entity, time_s)
+            end_restart(state, entity, time_s)
+        elif entity == link:
+            end_hand_off(state, end_transfer(state, time_s), time_s)
+        elif entity == outside:
+            if apply_next_disturbance(state, time_s):
+                state.paused[0], state.paused[1] = cause, cause_s
+                return
+        else:
+            _end_run_and_go_on(state, entity, closed_loop, time_s)
+        if state.counters[LOST] != NONE:
+            route_lost(state, time_s, entity)
+        if state.counters[HELD] != NONE and not _starts_next(state, time_s):
+            send_held(state, time_s, entity)
+        if not is_arrival:
+            cause, cause_s = entity, time_s
+        if time_s > counted_until_s:
+            counted_until_s = count_overdue(state, time_s)
+        release_next(state, closed_loop, time_s)
+        if stop_early and is_broken(state):
+            return
+
+
+@small_jit
+def _next_arrival(state, closed_loop, cause_s):
+    """The request that arrives next, its time (NEVER: none is known), and whether it `is_caused`.
+
+    The soonest of three arrives: a request by its own time, one that waited for another to finish (FREED),
+    and a prompt that an API server has tokenized (READING). An arrival is caused if the last event, of
+    `cause_s`, brought it about: then steps that start at the same moment come first.
+    """
+    r, front_end_s, is_caused = state.counters[ENTERED], state.policy[FRONT_END_S], closed_loop > 0
+    arrival_s = NEVER
+    if r < state.counters[RELEASED]:
+        arrival_s = state.requests[r].arrival_s + front_end_s
+    freed, reading = state.counters[FREED], state.counters[READING]
+    if freed != NONE and state.requests[freed].key + front_end_s < arrival_s:
+        r, arrival_s = freed, state.requests[freed].key + front_end_s
+        is_caused = arrival_s == cause_s
+    if reading != NONE and state.requests[reading].key <= arrival_s:
+        r, arrival_s, is_caused = reading, state.requests[reading].key, False
+    return r, arrival_s, is_caused
+
+
+@kernel_jit
+def _take_arrival(state, r, time_s, cause):
+    """Let request r arrive, which `_next_arrival` has chosen."""
+    if r == state.counters[READING]:
+        _end_reading(state, time_s)
+        return
+    if r == state.counters[FREED]:
+        state.counters[FREED] = remove_root(state.requests, r)
+    else:  # The next one by arrival is found; requests that wait for others are skipped.
+        entered = r + 1
+        while entered < len(state.requests) and len(state.after) > 0 and state.after[entered].parents != 0:
+            entered += 1
+        state.counters[ENTERED] = entered
+    route_arrival(state, r, time_s, cause)
+
+
+@kernel_jit
+def _end_run_and_go_on(state, l, closed_loop, time_s):
+    """End the run of lane l. Its next step starts at once, unless other events of this moment come first."""
+    end_run(state, l, time_s)
+    entered = state.counters[ENTERED]
+    # In a closed loop a request arrives because another one completed, so after the steps that start now.
+    is_released = closed_loop == 0 and entered < state.counters[RELEASED]
+    arrives_now = is_released and state.requests[entered].arrival_s + state.policy[FRONT_END_S] <= time_s
+    if not arrives_now and is_alone(state, time_s):
+        start_steps(state, l, time_s)
+        end_restart(state, l, time_s)
+    else:
+        set_time(state, l, time_s)
+
+
+@small_jit
+def _starts_next(state, time_s):
+    """Whether the next event is a step that starts at `time_s`; it precedes requests that are held back."""
+    entity = state.heap[0]
+    is_next = next_time_s(state) == time_s and entity < len(state.lanes)
+    return is_next and state.lanes[entity].run_steps == 0
 
 
 @kernel_jit
@@ -158,7 +245,7 @@ def _start_lanes(state, l, time_s):
     for other in range(first, end):
         if state.lanes[other].run_steps == 0:
             start_step(state, other, time_s)
-    receive_late(state, state.lanes[l].worker, time_s)
+    receive_between_steps(state, state.lanes[l].worker, time_s)
 
 
 @where_has("dp_ranks", _start_lanes)
@@ -169,37 +256,22 @@ def start_steps(state, l, time_s):
         _start_lanes(state, l, time_s)
     else:
         start_ranks(state, w, time_s)
-        receive_late(state, w, time_s)
+        receive_between_steps(state, w, time_s)
 
 
-@where_rare(lambda state, pool, r: False)
-def _may_return(state, pool, r):
-    """Whether a worker that is not up now could hold request r once it is up. `pool` is FRONT or BACK; only
-    workers whose role is of that pool count, and none that drains to change its role.
-    """
-    request = state.requests[r]
-    need = blocks_of(request.input_tokens + request.output_tokens)
-    for w in range(len(state.workers)):
-        worker = state.workers[w]
-        changes_role = worker.is_up == DRAINING and state.policy[REPURPOSE_S] < NEVER
-        is_of_pool = (worker.role == DECODE) == (pool == BACK)
-        if worker.is_up != 1 and not changes_role and is_of_pool and fits_worker(state, w, need):
-            return True
-    return False
-
-
-@where_rare(lambda state, time_s, cause: None)
-def send_held(state, time_s, cause):
-    """Send the requests that the router holds back, in order, until there is no worker for the next one.
-
-    If the only workers that could hold a request went down, the request does not keep the others waiting.
-    """
-    while state.counters[HELD] != NONE:
-        r = state.counters[HELD]
+@kernel_jit
+def route_arrival(state, r, time_s, cause):
+    """Route request r, which has nothing computed, to a worker that takes arrivals."""
+    if state.counters[PREFILLED] > 0:
+        _arrive_prefilled(state, r, time_s)
+        return
+    flip_if_due(state, ARRIVAL_POOL, time_s)
+    w, request = NONE, state.requests[r]
+    if state.counters[HELD] == NONE:
         w = route_by_prefix(state, r, time_s)
-        if w == NONE and holds_back(state, FRONT, r):
-            return
-        state.counters[HELD] = remove_root(state.requests, r)
+    if w == NONE and holds_back(state, ARRIVAL_POOL, r):
+        state.counters[HELD] = insert_in_heap(state.requests, state.counters[HELD], r, request.arrival_s)
+    else:
         _send_or_park(state, r, w, time_s, cause)
 
 
@@ -210,12 +282,28 @@ def _send_or_park(state, r, w, time_s, cause):
     """
     if w != NONE:
         _send_to_worker(state, r, w, time_s, cause)
-    elif _may_return(state, FRONT, r):
+    elif _may_return(state, ARRIVAL_POOL, r):
         state.counters[LIMBO] = insert_in_heap(
             state.requests, state.counters[LIMBO], r, state.requests[r].arrival_s
         )
     else:
         reject_request(state, r)
+
+
+@where_rare(lambda state, pool, r: False)
+def _may_return(state, pool, r):
+    """Whether a worker that is not up now could hold request r once it is up. Only workers whose role is of
+    this pool count, and none that drains to change its role.
+    """
+    request = state.requests[r]
+    need = blocks_of(request.input_tokens + request.output_tokens)
+    for w in range(len(state.workers)):
+        worker = state.workers[w]
+        changes_role = worker.status == DRAINING and state.policy[REPURPOSE_S] < NEVER
+        is_of_pool = (worker.role == DECODE) == (pool == HAND_OFF_POOL)
+        if worker.status != IN_SERVICE and not changes_role and is_of_pool and fits_worker(state, w, need):
+            return True
+    return False
 
 
 @kernel_jit
@@ -268,13 +356,13 @@ def _end_reading(state, time_s):
     state.counters[READING] = remove_root(state.requests, r)
     request = state.requests[r]
     v = request.decode_worker  # NONE: it is the prefill worker's server that has read the prompt.
-    if v != NONE and state.workers[v].epoch != request.epoch_back:
-        _mark_lost(state, r)
+    if v != NONE and state.workers[v].epoch != request.decode_epoch:
+        mark_lost(state, r)
     elif state.workers[request.prefill_worker].epoch != request.epoch:
         if v != NONE:
             assign_request(state, v, r, -1.0)
-            _note_idle(state, v, time_s)
-        _mark_lost(state, r)
+            note_idle(state, v, time_s)
+        mark_lost(state, r)
     elif v != NONE:
         _request_kv(state, r, time_s, NONE)
     else:
@@ -282,19 +370,48 @@ def _end_reading(state, time_s):
 
 
 @kernel_jit
-def _release_kv(state, w, r):
-    """Give back the blocks of the KV of r on its prefill worker w.
+def _arrive_prefilled(state, r, time_s):
+    """Let request r arrive with its first token, and with its KV on the first worker (PREFILLED)."""
+    worker, request = state.workers[0], state.requests[r]
+    request.prefill_worker, request.decode_worker, request.epoch = ZERO, NONE, worker.epoch
+    request.computed_tokens = request.length_tokens
+    first_token(state, r, time_s)
+    if request.output_tokens == 1:
+        assign_request(state, ZERO, r, 1.0)
+        finish_request(state, ZERO, r, time_s)
+        return
+    worker.used_blocks += request_blocks(state, ZERO, request.length_tokens) + seat_blocks(state, ZERO, r)
+    hand_off(state, r, time_s, worker.first_lane)
 
-    They may come too late for a step that an asynchronous engine has formed already (`late_blocks`).
+
+@where_rare(lambda state, time_s, cause: None)
+def send_held(state, time_s, cause):
+    """Send the requests that the router holds back, in order, until there is no worker for the next one.
+
+    If the only workers that could hold a request went down, the request does not keep the others waiting.
     """
-    worker = state.workers[w]
-    is_formed = state.lanes[worker.first_lane].run_steps > 0 and not runs_empty(state, w)
-    is_formed = is_formed or has_step_in_flight(worker)
-    is_late = state.types[worker.type].is_async > 0 and is_formed
-    used_blocks, tokens = worker.used_blocks, state.requests[r].length_tokens
-    release_blocks(state, w, r, tokens, tokens, is_late)
-    if is_late:
-        worker.late_blocks += max(used_blocks - worker.used_blocks, ZERO)
+    while state.counters[HELD] != NONE:
+        r = state.counters[HELD]
+        w = route_by_prefix(state, r, time_s)
+        if w == NONE and holds_back(state, ARRIVAL_POOL, r):
+            return
+        state.counters[HELD] = remove_root(state.requests, r)
+        _send_or_park(state, r, w, time_s, cause)
+
+
+@where_rare(lambda state, time_s, cause: None)
+def route_lost(state, time_s, cause):
+    """Route requests that lost their worker: to a decode worker if their KV is still on a prefill worker."""
+    while state.counters[LOST] != NONE:
+        r = state.counters[LOST]
+        state.counters[LOST] = remove_root(state.requests, r)
+        request = state.requests[r]
+        if request.computed_tokens > 0 and not lost_prefill_kv(state, r):
+            hand_off(state, r, time_s, cause)
+        else:
+            if request.computed_tokens > 0:
+                reset_progress(state, r)
+            route_arrival(state, r, time_s, cause)
 
 
 @kernel_jit
@@ -305,10 +422,10 @@ def hand_off(state, r, time_s, cause):
     the prompt.
     """
     request = state.requests[r]
-    flip_if_due(state, BACK, time_s)
-    v = choose_worker(state, BACK, r, time_s)
+    flip_if_due(state, HAND_OFF_POOL, time_s)
+    v = choose_worker(state, HAND_OFF_POOL, r, time_s)
     if v == NONE:
-        if _may_return(state, BACK, r):  # Its KV stays on the prefill worker.
+        if _may_return(state, HAND_OFF_POOL, r):  # Its KV stays on the prefill worker.
             state.counters[LIMBO] = insert_in_heap(
                 state.requests, state.counters[LIMBO], r, request.arrival_s
             )
@@ -321,7 +438,7 @@ def hand_off(state, r, time_s, cause):
     worker, kind = state.workers[v], state.types[state.workers[v].type]
     # With PREFILLED (see `_request_kv`) the decode pool is tested alone, without the time of a hand-off.
     if state.counters[PREFILLED] == 0 and kind.hand_off_s > 0.0:
-        request.epoch_back = worker.epoch
+        request.decode_epoch = worker.epoch
         sent_s = time_s + kind.hand_off_s
         worker.read_s = max(worker.read_s, sent_s) + kind.prompt_token_s * request.input_tokens
         request_kv_s = max(worker.read_s, _kv_readable_s(state, request.prefill_worker, v, worker.read_s))
@@ -360,87 +477,35 @@ def _request_kv(state, r, time_s, cause):
 
 
 @kernel_jit
-def _arrive_prefilled(state, r, time_s):
-    """Let request r arrive with its first token, and with its KV on the first worker (PREFILLED)."""
-    worker, request = state.workers[0], state.requests[r]
-    request.prefill_worker, request.decode_worker, request.epoch = ZERO, NONE, worker.epoch
-    request.computed_tokens = request.length_tokens
-    first_token(state, r, time_s)
-    if request.output_tokens == 1:
-        assign_request(state, ZERO, r, 1.0)
-        finish_request(state, ZERO, r, time_s)
+def end_hand_off(state, r, time_s):
+    """Hand request r, whose KV has crossed the link, to its decode worker; the prefill worker forgets it."""
+    request = state.requests[r]
+    link = len(state.lanes)
+    w, v = request.prefill_worker, request.decode_worker
+    if drop_lost_transfer(state, r, time_s):
         return
-    worker.used_blocks += request_blocks(state, ZERO, request.length_tokens) + seat_blocks(state, ZERO, r)
-    hand_off(state, r, time_s, worker.first_lane)
+    _release_kv(state, w, r)
+    note_idle(state, w, time_s)
+    line_up_for_kv(state, v, state.workers[v], READY, r)
+    wake_for_kv(state, v, r, time_s, link)
+    if state.workers[w].first_waiting != NONE or is_loading_kv(state, w):
+        wake_worker(state, w, time_s, link)  # Requests that wait, or have been loaded, may find room now.
 
 
 @kernel_jit
-def route_arrival(state, r, time_s, cause):
-    """Route request r, which has nothing computed, to a worker that takes arrivals."""
-    if state.counters[PREFILLED] > 0:
-        _arrive_prefilled(state, r, time_s)
-        return
-    flip_if_due(state, FRONT, time_s)
-    w, request = NONE, state.requests[r]
-    if state.counters[HELD] == NONE:
-        w = route_by_prefix(state, r, time_s)
-    if w == NONE and holds_back(state, FRONT, r):
-        state.counters[HELD] = insert_in_heap(state.requests, state.counters[HELD], r, request.arrival_s)
-    else:
-        _send_or_park(state, r, w, time_s, cause)
+def _release_kv(state, w, r):
+    """Give back the blocks of the KV of r on its prefill worker w.
 
-
-@kernel_jit
-def _end_request(state, w, r, time_s):
-    """Finish request r, which has its last token. Its seat (max_num_seqs) and its blocks are free now, or,
-    on an asynchronous engine, once the engine has formed its next step.
+    They may come too late for a step that an asynchronous engine has formed already (`late_blocks`).
     """
     worker = state.workers[w]
-    leave_memory(state, w, r)
-    if state.types[worker.type].is_async:
-        append_to_list(state.requests, worker, LEAVING, r)
-    else:
-        depart_now(state, w, r)
-    finish_request(state, w, r, time_s)
-
-
-def _end_done_unordered(state, l, time_s):
-    """End the decodes of lane l that have their last token, and find when the next of its decodes ends.
-
-    One pass does both, because the last slot moves into the emptied one, which the pass reads next.
-    """
-    lane, slot, soonest = state.lanes[l], ZERO, LATEST_STEP
-    decode_step = lane.decode_step  # In a variable, since LLVM would read the field for every slot.
-    while slot < lane.decodes:
-        finish_step = state.slots[l, slot].finish_step
-        if finish_step == decode_step:
-            _end_request(state, lane.worker, take_out(state, l, slot), time_s)
-        else:
-            soonest = min(soonest, finish_step)
-            slot += 1
-    lane.next_finish_step = soonest
-
-
-@where_has("caches", _end_done_unordered)
-def end_done(state, l, time_s):
-    """End the decodes of lane l that have their last token, in order of admission.
-
-    With prefix caches the order matters: prefixes leave the cache in the order in which requests release
-    them.
-    """
-    lane = state.lanes[l]
-    while True:
-        first = lane.decodes  # No slot has this number: none found yet.
-        for slot in range(lane.decodes):
-            if state.slots[l, slot].finish_step == lane.decode_step and (
-                first == lane.decodes
-                or state.slots[l, slot].admission_number < state.slots[l, first].admission_number
-            ):
-                first = slot
-        if first == lane.decodes:
-            break
-        _end_request(state, lane.worker, take_out(state, l, first), time_s)
-    refresh_next_finish_step(state, l)
+    is_formed = state.lanes[worker.first_lane].run_steps > 0 and not runs_empty(state, w)
+    is_formed = is_formed or has_step_in_flight(worker)
+    is_late = state.types[worker.type].is_async > 0 and is_formed
+    used_blocks, tokens = worker.used_blocks, state.requests[r].length_tokens
+    release_blocks(state, w, r, tokens, tokens, is_late)
+    if is_late:
+        worker.late_blocks += max(used_blocks - worker.used_blocks, ZERO)
 
 
 @kernel_jit
@@ -463,49 +528,64 @@ def _end_lane(state, l, time_s):
     if lane.decodes > 0 and lane.is_decoding:
         advance_decodes(state, l, steps, time_s)
         if lane.decode_step == lane.next_finish_step:
-            end_done(state, l, time_s)
+            end_finished_decodes(state, l, time_s)
     elif len(state.runs) > 0:  # `advance_decodes` records all other steps.
         step_s = lane.run_first_s if kind.lanes == 1 else lane.stage_s
         record_steps(state, l, step_s, 0.0, ONE, ZERO)
     for i in range(lane.prefills):
-        r = state.chunks[l, i].request
-        request = state.requests[r]
-        see_computed(state, w, r, state.chunks[l, i].tokens)
-        show_prefix(state, w, r)
-        if state.chunks[l, i].is_last == 0:
-            if kind.batching != VLLM_V1:  # vLLM v1 put it back when the step was formed.
-                append_to_list(state.requests, worker, PARTIAL, r)
-            continue
-        # With TYPE.discards_token clients do not see the first token if a prefill worker makes it; the decode
-        # worker then computes the prompt's last token again.
-        is_seen = worker.role != PREFILL or kind.discards_token == 0 or request.generated_tokens > 0
-        if not is_seen:
-            request.last_token_s = time_s
-        elif request.generated_tokens == 0:
-            first_token(state, r, time_s)
-        else:
-            single_gap(state, w, r, time_s)
-            request.generated_tokens += 1
-            request.last_token_s = time_s
-        see_token(state, r)
-        if is_seen:
-            charge_token(state, w, r)
-        if request.generated_tokens == request.output_tokens:
-            _end_request(state, w, r, time_s)
-        elif worker.role == PREFILL:
-            assign_request(state, w, r, -1.0)
-            leave_memory(state, w, r)
-            worker.running -= 1
-            worker.late_seats += kind.is_async  # The next step is formed already, without this seat.
-            request.prefill_step_s = time_s - lane.run_start_s  # The transfer may overlap with this step.
-            request.epoch = worker.epoch
-            hand_off(state, r, time_s, l)
-        else:
-            join_lane(state, l, r)
+        _end_chunk(state, l, state.chunks[l, i], time_s)
     lane.prefills = 0
-    # Asynchronous engines receive in `receive_late`, engines that pull when they form their next step.
+    # Asynchronous engines receive in `receive_between_steps`, those that pull when they form their next step.
     if not kind.is_async and not kind.pulls_kv:
         receive_handoffs(state, w, time_s, l)
+
+
+@kernel_jit
+def _end_chunk(state, l, chunk, time_s):
+    """End a chunk of a prompt, which lane l has computed; after the last one a token is out."""
+    w, r = state.lanes[l].worker, chunk.request
+    worker = state.workers[w]
+    report_computed(state, w, r, chunk.tokens)
+    show_prefix(state, w, r)
+    if chunk.is_last:
+        _end_prompt(state, l, r, time_s)
+    elif state.types[worker.type].batching != VLLM_V1:  # vLLM v1 put it back when the step was formed.
+        append_to_list(state.requests, worker, PARTIAL, r)
+
+
+@kernel_jit
+def _end_prompt(state, l, r, time_s):
+    """Give request r, whose prompt is computed, a token; it ends, is handed off or joins the decodes."""
+    lane, request = state.lanes[l], state.requests[r]
+    w = lane.worker
+    worker = state.workers[w]
+    kind = state.types[worker.type]
+    # With TYPE.discards_token clients do not see the first token if a prefill worker makes it; the decode
+    # worker then computes the prompt's last token again.
+    is_seen = worker.role != PREFILL or kind.discards_token == 0 or request.generated_tokens > 0
+    if not is_seen:
+        request.last_token_s = time_s
+    elif request.generated_tokens == 0:
+        first_token(state, r, time_s)
+    else:  # The request was preempted: this is not its first token.
+        single_gap(state, w, r, time_s)
+        request.generated_tokens += 1
+        request.last_token_s = time_s
+    report_token(state, r)
+    if is_seen:
+        charge_token(state, w, r)
+    if request.generated_tokens == request.output_tokens:
+        _end_request(state, w, r, time_s)
+    elif worker.role == PREFILL:
+        assign_request(state, w, r, -1.0)
+        leave_memory(state, w, r)
+        worker.running -= 1
+        worker.late_seats += kind.is_async  # The next step is formed already, without this seat.
+        request.prefill_step_s = time_s - lane.run_start_s  # The transfer may overlap with this step.
+        request.epoch = worker.epoch
+        hand_off(state, r, time_s, l)
+    else:
+        join_lane(state, l, r)
 
 
 @where_has("dp_ranks", _end_lane)
@@ -519,354 +599,54 @@ def end_run(state, l, time_s):
             _end_lane(state, own_lane, time_s)
 
 
-@small_jit
-def _is_lost(state, r):
-    """Whether the prefill worker of r went down while its KV lay there."""
-    request = state.requests[r]
-    return state.workers[request.prefill_worker].epoch != request.epoch
+def _end_finished_unordered(state, l, time_s):
+    """End the decodes of lane l that have their last token, and find when the next of its decodes ends.
 
-
-@small_jit
-def _note_idle(state, w, time_s):
-    """Note that a request has left worker w between its steps: if w drains, it may have been the last one."""
-    if state.workers[w].is_up == DRAINING:
-        state.workers[w].idle_since_s = time_s
-
-
-@where_rare(lambda state, r, time_s: False)
-def _drop_lost_transfer(state, r, time_s):
-    """Route request r anew if one of its two workers went down while its KV crossed the link.
-
-    A decode worker that stayed up gives back what it reserved for r. False, and nothing happens, if both
-    workers stayed up.
+    One pass does both, because the last slot moves into the emptied one, which the pass reads next.
     """
-    request = state.requests[r]
-    link = len(state.lanes)
-    v = request.decode_worker
-    stayed_up = state.workers[v].epoch == request.epoch_back
-    if stayed_up and not _is_lost(state, r):
-        return False
-    if stayed_up:
-        blocks = request_blocks(state, v, request.length_tokens) + seat_blocks(state, v, r)
-        state.workers[v].used_blocks -= blocks
-        assign_request(state, v, r, -1.0)
-        _note_idle(state, v, time_s)
-        receive_handoffs(state, v, time_s, link)
-        if state.workers[v].first_waiting != NONE:
-            wake_worker(state, v, time_s, link)
-    _mark_lost(state, r)
-    return True
-
-
-@kernel_jit
-def end_hand_off(state, r, time_s):
-    """Hand request r, whose KV has crossed the link, to its decode worker; the prefill worker forgets it."""
-    request = state.requests[r]
-    link = len(state.lanes)
-    w, v = request.prefill_worker, request.decode_worker
-    if _drop_lost_transfer(state, r, time_s):
-        return
-    _release_kv(state, w, r)
-    _note_idle(state, w, time_s)
-    line_up_for_kv(state, v, state.workers[v], READY, r)
-    wake_for_kv(state, v, r, time_s, link)
-    if state.workers[w].first_waiting != NONE or is_loading_kv(state, w):
-        wake_worker(state, w, time_s, link)  # Requests that wait, or have been loaded, may find room now.
-
-
-@kernel_jit
-def _mark_lost(state, r):
-    """Put request r, which has lost its worker, among those to route anew (LOST).
-
-    A prompt that was computed only in part starts over.
-    """
-    request = state.requests[r]
-    if _is_lost(state, r):
-        request.unseen_tokens = 0  # The load of a worker that goes down is forgotten as a whole.
-    see_token(state, r)
-    if request.computed_tokens < request.length_tokens:
-        request.preemptions += request.computed_tokens > 0
-        request.computed_tokens = 0
-        lose_prefix(state, r)
-    start_anew(state, r)
-    state.counters[LOST] = insert_in_heap(state.requests, state.counters[LOST], r, request.arrival_s)
-
-
-@kernel_jit
-def _reset_progress(state, r):
-    """Let request r, which lost its KV after its prompt was computed, compute all its tokens again."""
-    request = state.requests[r]
-    # One token more than had KV must be computed: the newest output token, or, before the first output token,
-    # the last token of the prompt if `batching.seat_request` has taken it off `length_tokens`.
-    request.length_tokens += request.generated_tokens > 0 or request.length_tokens < request.input_tokens
-    request.computed_tokens, request.drafted_blocks = 0, 0
-    lose_prefix(state, r)
-    request.preemptions += 1
-
-
-@where_rare(lambda state, time_s, cause: None)
-def route_lost(state, time_s, cause):
-    """Route requests that lost their worker: to a decode worker if their KV is still on a prefill worker."""
-    while state.counters[LOST] != NONE:
-        r = state.counters[LOST]
-        state.counters[LOST] = remove_root(state.requests, r)
-        request = state.requests[r]
-        if request.computed_tokens > 0 and not _is_lost(state, r):
-            hand_off(state, r, time_s, cause)
+    lane, slot, soonest = state.lanes[l], ZERO, LATEST_STEP
+    decode_step = lane.decode_step  # In a variable, since LLVM would read the field for every slot.
+    while slot < lane.decodes:
+        finish_step = state.slots[l, slot].finish_step
+        if finish_step == decode_step:
+            _end_request(state, lane.worker, take_out(state, l, slot), time_s)
         else:
-            if request.computed_tokens > 0:
-                _reset_progress(state, r)
-            route_arrival(state, r, time_s, cause)
+            soonest = min(soonest, finish_step)
+            slot += 1
+    lane.next_finish_step = soonest
+
+
+@where_has("caches", _end_finished_unordered)
+def end_finished_decodes(state, l, time_s):
+    """End the decodes of lane l that have their last token, in order of admission.
+
+    With prefix caches the order matters: prefixes leave the cache in the order in which requests release
+    them.
+    """
+    lane = state.lanes[l]
+    while True:
+        first = lane.decodes  # No slot has this number: none found yet.
+        for slot in range(lane.decodes):
+            if state.slots[l, slot].finish_step == lane.decode_step and (
+                first == lane.decodes
+                or state.slots[l, slot].admission_number < state.slots[l, first].admission_number
+            ):
+                first = slot
+        if first == lane.decodes:
+            break
+        _end_request(state, lane.worker, take_out(state, l, first), time_s)
+    refresh_next_finish_step(state, l)
 
 
 @kernel_jit
-def _take_rank_down(state, w, time_s):
-    """Let worker w, or one rank of a worker, die: its step is lost, and its requests are routed anew."""
+def _end_request(state, w, r, time_s):
+    """Finish request r, which has its last token. Its seat (max_num_seqs) and its blocks are free now, or,
+    on an asynchronous engine, once the engine has formed its next step.
+    """
     worker = state.workers[w]
-    worker.is_up, worker.epoch = 0, worker.epoch + 1
-    set_pools(state)
-    for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
-        lane = state.lanes[l]
-        if lane.run_steps > 0 and lane.is_decoding and lane.decodes > 0:
-            # Steps that end at this very moment count as ended.
-            after_s = np.nextafter(time_s, np.inf)
-            done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after_s) - 1
-            if done > 0:
-                done_s = run_s(lane.run_first_s, lane.run_growth_s, done)
-                advance_decodes(state, l, done, lane.run_start_s + done_s)
-                worker.busy_s += done_s
-                worker.steps += done
-        # A prompt is in the list PARTIAL or, during a step, only in its chunk. Here all are put into the
-        # list.
-        for i in range(lane.prefills):
-            chunk = state.chunks[l, i]
-            if chunk.is_last or state.types[worker.type].batching != VLLM_V1:
-                append_to_list(state.requests, worker, PARTIAL, chunk.request)
-        lane.run_steps, lane.prefills = 0, 0
-        set_time(state, l, NEVER)
-        while lane.decodes > 0:
-            r = take_out(state, l, lane.decodes - 1)
-            _reset_progress(state, r)
-            _mark_lost(state, r)
-    worker.formed_s = NEVER
-    while worker.head[LEAVING] != NONE:  # These have finished: nothing is routed anew.
-        lose_prefix(state, pop_first(state.requests, worker, LEAVING))
-    while worker.head[RESTING] != NONE:
-        r = pop_first(state.requests, worker, RESTING)
-        _reset_progress(state, r)
-        _mark_lost(state, r)
-    while worker.head[UNKNOWN] != NONE:
-        _mark_lost(state, pop_first(state.requests, worker, UNKNOWN))
-    while worker.head[PARTIAL] != NONE:
-        r = pop_first(state.requests, worker, PARTIAL)
-        state.requests[r].preemptions += 1
-        state.requests[r].computed_tokens = 0
-        _mark_lost(state, r)
-    while worker.first_waiting != NONE:
-        r = worker.first_waiting
-        leave_queue(state, w, r)
-        _mark_lost(state, r)
-    while worker.head[READY] != NONE:
-        r = pop_first(state.requests, worker, READY)
-        _reset_progress(state, r)
-        _mark_lost(state, r)
-    while worker.head[INBOUND] != NONE:
-        _mark_lost(state, pop_first(state.requests, worker, INBOUND))
-    forget_memory(state, w)
-    r = pop_loading(state, w)
-    while r != NONE:
-        _mark_lost(state, r)
-        r = pop_loading(state, w)
-    _empty_worker(state, w, time_s)
-    for v in range(len(state.workers)):
-        _reroute_without_kv(state, v, time_s)
-    state.counters[LOST] = meld_heaps(state.requests, state.counters[LOST], state.counters[LIMBO])
-    state.counters[LIMBO] = NONE
-
-
-@kernel_jit
-def _empty_worker(state, w, time_s):
-    """Reset worker w to the state after a start: no requests, no blocks, an empty cache."""
-    worker = state.workers[w]
-    empty_cache(state, w, time_s)
-    forget_adapters(state, w)
-    worker.waiting, worker.used_blocks, worker.running, worker.read_s = 0, 0, 0, 0.0
-    worker.late_blocks, worker.late_seats = ZERO, ZERO
-    worker.stage_free_s[:] = 0.0
-    assign_none(state, w)
-
-
-@kernel_jit
-def _remove_drained(state, w, time_s):
-    """Remove worker w, which has drained, with all of its ranks; routers do not see it any more."""
-    for v in range(w, w + rank_count(state, w)):
-        state.workers[v].is_up, state.workers[v].epoch = 0, state.workers[v].epoch + 1
-        state.workers[v].formed_s = NEVER
-        forget_memory(state, v)
-        _empty_worker(state, v, time_s)
-
-
-@where_has("dp_ranks", _take_rank_down)
-def _take_down(state, w, time_s):
-    """Let worker w die with all of its ranks."""
-    for v in range(w, w + state.dp_ranks[w].count):
-        state.workers[v].is_up = 0
-    for v in range(w, w + state.dp_ranks[w].count):
-        _take_rank_down(state, v, time_s)
-
-
-@kernel_jit
-def _reroute_without_kv(state, v, time_s):
-    """Route anew those requests of worker v whose KV was to come from a worker that went down."""
-    r = state.workers[v].head[INBOUND]
-    state.workers[v].head[INBOUND] = NONE
-    while r != NONE:
-        following = state.requests[r].next
-        if _is_lost(state, r):
-            assign_request(state, v, r, -1.0)
-            _note_idle(state, v, time_s)
-            _mark_lost(state, r)
-        else:
-            append_to_list(state.requests, state.workers[v], INBOUND, r)
-        r = following
-    outside = len(state.lanes) + 1  # The entity whose events are the disturbances (layout.State).
-    receive_handoffs(state, v, time_s, outside)
-
-
-@kernel_jit
-def _apply_next_disturbance(state, time_s):
-    """Apply the disturbance that is due, and schedule the one after it. True for a pause."""
-    disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
-    state.counters[NEXT_DISTURBANCE] += 1
-    following = state.counters[NEXT_DISTURBANCE]
-    outside = len(state.lanes) + 1  # The entity whose events are the disturbances (layout.State).
-    next_s = state.disturbances[following].time_s if following < len(state.disturbances) else NEVER
-    set_time(state, outside, next_s)
-    if disturbance.kind == PAUSE:
-        return True
-    _apply_disturbance(state, disturbance, time_s, outside)
-    return False
-
-
-@where_rare(lambda state, disturbance, time_s, cause: None)
-def _apply_disturbance(state, disturbance, time_s, cause):
-    """Let a worker go down, drain, be removed or come up, or change the speed of a worker or of the link."""
-    if disturbance.kind == LINK_SLOW:
-        state.link[0].slow_factor = disturbance.factor
-    elif disturbance.kind == SLOW:
-        for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
-            state.workers[w].slow_factor = disturbance.factor
-        shorten_run(state, disturbance.worker, time_s, cause)
-    elif disturbance.kind == DRAIN:
-        if state.workers[disturbance.worker].is_up == 1:
-            for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
-                state.workers[w].is_up = DRAINING
-            set_pools(state)
-    elif disturbance.kind == GONE:
-        _remove_drained(state, disturbance.worker, time_s)
-    elif disturbance.kind == DOWN:
-        if state.workers[disturbance.worker].is_up:
-            _take_down(state, disturbance.worker, time_s)
-    elif disturbance.kind == UP and state.workers[disturbance.worker].is_up == 0:
-        for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
-            state.workers[w].is_up = 1
-            state.workers[w].idle_since_s = time_s
-        set_pools(state)
-        state.counters[LOST] = meld_heaps(state.requests, state.counters[LOST], state.counters[LIMBO])
-        state.counters[LIMBO] = NONE
-
-
-@small_jit
-def _starts_next(state, time_s):
-    """Whether the next event is a step that starts at `time_s`; it precedes requests that are held back."""
-    entity = state.heap[0]
-    is_next = next_time_s(state) == time_s and entity < len(state.lanes)
-    return is_next and state.lanes[entity].run_steps == 0
-
-
-@entry_jit
-def simulate_events(fields, closed_loop, stop_early):
-    """Simulate until every request is done; with `stop_early` until a limit is broken.
-
-    `fields` is a layout.State, which is changed in place. `closed_loop` > 0 keeps that many requests in
-    flight: the next one arrives when one completes. At a PAUSE it returns early. Called again it goes on as
-    if it had not paused, with the disturbances it finds then.
-    """
-    state = pointer_to(fields)
-    n = len(state.requests)
-    # The next request by arrival; those that wait for others are skipped.
-    entered = state.counters[ENTERED]
-    cause, cause_s = np.int64(state.paused[0]), state.paused[1]  # The last event that was no arrival.
-    link = len(state.lanes)
-    following = state.counters[NEXT_DISTURBANCE]
-    if following < len(state.disturbances):
-        set_time(state, link + 1, state.disturbances[following].time_s)
-    front_end_s = state.policy[FRONT_END_S]
-    # No request becomes late (`see_late`) before this moment. Requests of sessions are not in order of
-    # arrival, so they are not looked at.
-    seen_until_s = -np.inf if stop_early and closed_loop == 0 and len(state.after) == 0 else np.inf
-    while state.counters[DONE] < n:
-        entity, time_s = state.heap[0], next_time_s(state)
-        starts_step = entity < link and state.lanes[entity].run_steps == 0
-        # The next arrival is the soonest of three: a request that arrives by its own time, one that waited
-        # for another to finish (`freed`), and a prompt that a server has tokenized (`reading`). An arrival is
-        # caused (`is_caused`) if the event before it brought it about: then steps that start at this moment
-        # come first.
-        r, is_caused = entered, closed_loop > 0
-        is_released = entered < state.counters[RELEASED]
-        coming_s = state.requests[entered].arrival_s + front_end_s if is_released else NEVER
-        freed = state.counters[FREED]
-        if freed != NONE and state.requests[freed].key + front_end_s < coming_s:
-            coming_s = state.requests[freed].key + front_end_s
-            r, is_caused = freed, coming_s == cause_s
-        reading = state.counters[READING]
-        is_read = reading != NONE and state.requests[reading].key <= coming_s
-        if is_read:
-            coming_s, is_caused = state.requests[reading].key, False
-        is_arrival = coming_s < time_s or (coming_s == time_s < NEVER and not (starts_step and is_caused))
-        if is_arrival and is_read:
-            time_s = coming_s
-            _end_reading(state, time_s)
-        elif is_arrival:
-            time_s = coming_s
-            if r == entered:
-                entered += 1
-                while entered < n and len(state.after) > 0 and state.after[entered].parents != 0:
-                    entered += 1
-                state.counters[ENTERED] = entered
-            else:
-                state.counters[FREED] = remove_root(state.requests, freed)
-            route_arrival(state, r, time_s, cause if is_caused else NONE)
-        elif time_s == NEVER:
-            return  # Nothing will ever happen again: every worker is down.
-        elif starts_step:
-            start_steps(state, entity, time_s)
-            end_restart(state, entity, time_s)
-        elif entity == link:
-            end_hand_off(state, end_transfer(state, time_s), time_s)
-        elif entity > link:
-            if _apply_next_disturbance(state, time_s):
-                state.paused[0], state.paused[1] = cause, cause_s
-                return
-        else:
-            end_run(state, entity, time_s)
-            # The lane's next step starts at once, unless other events of this moment come first.
-            # In a closed loop a request arrives because another one completed, so after those steps.
-            none_arrives = not is_released or closed_loop > 0
-            none_arrives = none_arrives or state.requests[entered].arrival_s + front_end_s > time_s
-            if none_arrives and is_alone(state, time_s):
-                start_steps(state, entity, time_s)
-                end_restart(state, entity, time_s)
-            else:
-                set_time(state, entity, time_s)
-        if state.counters[LOST] != NONE:
-            route_lost(state, time_s, entity)
-        if state.counters[HELD] != NONE and not _starts_next(state, time_s):
-            send_held(state, time_s, entity)
-        if not is_arrival:
-            cause, cause_s = entity, time_s
-        if time_s > seen_until_s:
-            seen_until_s = see_late(state, time_s)
-        release_next(state, closed_loop, time_s)
-        if stop_early and is_broken(state):
-            return
+    leave_memory(state, w, r)
+    if state.types[worker.type].is_async:
+        append_to_list(state.requests, worker, LEAVING, r)
+    else:
+        free_seat_and_blocks(state, w, r)
+    finish_request(state, w, r, time_s)

@@ -20,10 +20,11 @@ from planner.policies import GREEDY, LOWEST_BY_LOT, ROUND_ROBIN, SCORE, SRPT, TW
 from planner.simulator.adapter_layout import NO_ADAPTERS
 from planner.simulator.cache_layout import NO_CACHES
 from planner.simulator.layout import (
-    BACK,
+    ARRIVAL_POOL,
     DP_RANK,
     FLIP_S,
-    FRONT,
+    HAND_OFF_POOL,
+    IN_SERVICE,
     LIVE,
     NEVER,
     OPTIONAL,
@@ -75,8 +76,8 @@ def is_ordinary(state: State) -> bool:
     types, counters, policy = state.types, state.counters, state.policy
     return (
         all(getattr(state, name) is None for name in OPTIONAL)
-        and counters[ROUTING + FRONT] in _ORDINARY_ROUTINGS
-        and counters[ROUTING + BACK] in _ORDINARY_ROUTINGS
+        and counters[ROUTING + ARRIVAL_POOL] in _ORDINARY_ROUTINGS
+        and counters[ROUTING + HAND_OFF_POOL] in _ORDINARY_ROUTINGS
         and policy[FLIP_S] == policy[REPURPOSE_S] == NEVER
         and policy[LIVE] == 0.0
         and len(state.parts) == 0
@@ -87,6 +88,6 @@ def is_ordinary(state: State) -> bool:
         and not types["long_prefill_tokens"].any()
         and bool((types["poll_steps"] <= 1).all())
         and bool((state.lanes["width"] == 1).all())
-        and bool((state.workers["is_up"] == 1).all())
+        and bool((state.workers["status"] == IN_SERVICE).all())
         and bool((state.disturbances["kind"] == PAUSE).all())
     )

@@ -10,7 +10,7 @@ whole batch; in distserve.py lane l is the l-th pipeline rank.
 
 Indices: w worker (v the one that decodes, where there are two), l lane, r request, e entry of a cache, u
 tenant. In formulas s is a lane's count of decode steps, c the tokens of a request in the KV cache. Fields
-named is_... are 0 or 1, but for WORKER.is_up, which has more values. A list of requests is given by a pair of
+named is_... are 0 or 1. A list of requests is given by a pair of
 fields, `head` and `tail` (queues.py), a heap of requests by the request at its root. Constants that are
 passed to compiled functions are numpy integers: for a Python literal Numba would compile the function once
 more.
@@ -27,6 +27,12 @@ from planner.models.parallelism import MAX_PP
 from planner.models.speculation import MOST_DRAFTS
 
 MIXED, PREFILL, DECODE = np.int64(0), np.int64(1), np.int64(2)  # Values of WORKER.role.
+(  # Values of WORKER.status.
+    OUT_OF_SERVICE,  # It is down, or has not started yet.
+    IN_SERVICE,
+    DRAINING,  # It ends its requests and takes no new ones.
+    RESTARTING,  # It comes back in the other role.
+) = (np.int64(i) for i in range(4))
 TTFT, TBT, TPOT, E2E = np.int64(0), np.int64(1), np.int64(2), np.int64(3)  # Values of LIMIT.metric.
 FINISHED, REJECTED, UNFINISHED = 0, 1, 2  # Values of REQUEST.status.
 NONE = np.int64(-1)  # In place of an index: no request, worker or entry.
@@ -114,8 +120,8 @@ TYPE = np.dtype(
         ("lookahead_tokens", "i8"),  # KV slots that a decode keeps beyond the tokens that a step checks.
         ("draw_seed", "i8"),
         # What a pending prompt token, an assigned request, a prompt token of an assigned request and a
-        # waiting request each add to the routing score of a worker. A row for arrivals (FRONT) and one for
-        # hand-offs (BACK).
+        # waiting request each add to the routing score of a worker. A row for the workers of ARRIVAL_POOL and
+        # one for those of HAND_OFF_POOL.
         ("routing_weight", "f8", (2, 4)),
     ]
 )
@@ -123,7 +129,7 @@ WORKER = np.dtype(
     [
         ("type", "i8"),
         ("role", "i8"),
-        ("is_up", "i8"),  # 0 down, 1 up; DRAINING: it ends its requests and takes no new ones; or TURNING.
+        ("status", "i8"),  # OUT_OF_SERVICE, IN_SERVICE, DRAINING or RESTARTING.
         ("pool_index", "i8"),  # The worker's place in its row of State.pools.
         ("epoch", "i8"),  # How often it went down.
         ("slow_factor", "f8"),  # Every step takes this many times as long.
@@ -165,7 +171,8 @@ WORKER = np.dtype(
         ("error_sequences", "f8"),
         # The least time by which a decode is ahead of the limit per token, for routings that look at it.
         ("least_saved_s", "f8"),
-        ("idle_since_s", "f8"),  # Since when it has had no work, for flips and for workers that drain.
+        # Since when it has had no work, for flips and for workers that drain. While it restarts: until when.
+        ("idle_since_s", "f8"),
         # Sums since the start of the simulation:
         ("busy_s", "f8"),
         ("steps", "i8"),
@@ -178,8 +185,8 @@ LANE = np.dtype(
         ("width", "i8"),  # Tokens of a decode in a step: 1, or 1 and its drafts.
         ("decode_step", "i8"),  # Decode steps so far: s.
         ("decodes", "i8"),  # Running decodes, which have the first slots.
-        # This many decodes, in the last slots, had their last token at other times than `last_token_s`.
-        ("late_decodes", "i8"),
+        # Of these, in the last slots: those whose own last token came at another time than `last_token_s`.
+        ("out_of_step", "i8"),
         ("last_token_s", "f8"),
         ("next_finish_step", "i8"),  # The smallest `finish_step` of the slots.
         ("kv_sum", "f8"),  # The KV tokens that decodes read in the next step, K in models/latency.py.
@@ -242,7 +249,7 @@ REQUEST = np.dtype(
         ("gap_max_s", "f8"),
         ("predicted_later_tokens", "i8"),  # The next prediction, once it has made `predicted_tokens`.
         ("epoch", "i8"),  # WORKER.epoch of its prefill worker when the prompt was done.
-        ("epoch_back", "i8"),  # WORKER.epoch of its decode worker when that reserved blocks for it.
+        ("decode_epoch", "i8"),  # WORKER.epoch of its decode worker when that reserved blocks for it.
         ("prefill_step_s", "f8"),  # Seconds of its last prefill step, with which a transfer may overlap.
         ("prefill_worker", "i8"),
         ("decode_worker", "i8"),
@@ -269,10 +276,10 @@ LIMIT = np.dtype(
         ("allowed", "i8"),  # The most violations with which it holds.
         ("violations", "i8"),
         ("counted", "i8"),  # The values that were tested against it.
-        # TTFT and E2E: requests under way that are late already, which are no `violations` yet.
-        ("late", "i8"),
-        ("seen_s", "f8"),  # The time up to which `late` is known.
-        ("seen", "i8"),  # The first request that may be late after `seen_s`.
+        # TTFT and E2E: requests under way that are above the limit already, but are no `violations` yet.
+        ("overdue", "i8"),
+        ("overdue_at_s", "f8"),  # The time for which `overdue` is known.
+        ("next_overdue", "i8"),  # The first request that may be overdue after that.
     ]
 )
 REQUEST_CLASS = np.dtype(  # What a request has besides where limits or the queue are of classes.
@@ -332,8 +339,6 @@ LINK = np.dtype(
 DISTURBANCE = np.dtype([("time_s", "f8"), ("kind", "i8"), ("worker", "i8"), ("factor", "f8")])
 # Values of DISTURBANCE.kind. At a PAUSE the kernel returns; called again, it goes on from there.
 DOWN, UP, SLOW, LINK_SLOW, DRAIN, GONE, PAUSE = range(7)
-# Further values of WORKER.is_up; TURNING: it restarts in the other role.
-DRAINING, TURNING = np.int64(2), np.int64(3)
 
 RANK = np.dtype(  # More fields of a lane in distserve.py, where it is a pipeline rank with three lists.
     [
@@ -451,9 +456,9 @@ class State(NamedTuple):
 
 
 # The rows of `pools`: workers that take arrivals, and those that take hand-offs.
-FRONT, BACK = np.int64(0), np.int64(1)
-# Counters of the rows: the length, round robin's turn and the routing policy are at these numbers for FRONT,
-# and at the next ones for BACK. At SIZE + 2 is the length of splitwise.py's mixed pool.
+ARRIVAL_POOL, HAND_OFF_POOL = np.int64(0), np.int64(1)
+# Counters of the rows: add the pool to these numbers for its length, round robin's turn and the routing
+# policy. At SIZE + 2 is the length of splitwise.py's mixed pool.
 SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)
 (
     PENDING,  # Entities in the heap of events.
@@ -495,7 +500,7 @@ COUNTERS = 26
     LIVE,  # 1: the state is that of a live router (planner/runtime), which simulates nothing.
     RESTART_S,  # Seconds that a flip takes.
     REPURPOSE_S,  # Seconds after which a worker changes its pool for good (flips.py, splitwise_pools.py).
-    SHORT_SINCE_S,  # + FRONT or BACK: since when that pool is short of workers; BACK's is index 16.
+    SHORT_SINCE_S,  # Plus a pool (0 or 1, so index 16 is taken): since when it is short of workers.
 ) = range(16)
 # The last requests, of the backlog test, arrive from LAST_S on. At LATEST_S those that do not decode yet have
 # waited too long.

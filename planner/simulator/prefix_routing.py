@@ -73,10 +73,10 @@ from planner.simulator.caches import (
     worker_bit,
 )
 from planner.simulator.decoding import evict_for_run
-from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, SIZE, ZERO
+from planner.simulator.kv_blocks import blocks_of, blocks_of_run, steps_done
+from planner.simulator.layout import ARRIVAL_POOL, IN_SERVICE, NONE, ONE, ROUTING, SIZE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.routing import choose_worker, fits_worker
-from planner.simulator.slots import blocks_of, blocks_of_run, steps_done
 from planner.simulator.step_times import UNBOUNDED
 
 
@@ -90,20 +90,20 @@ def _lowest_bit(typing_context, word):
     return types.int64(types.uint64), codegen
 
 
-@where_has("caches", lambda state, r, time_s: choose_worker(state, FRONT, r, time_s))
+@where_has("caches", lambda state, r, time_s: choose_worker(state, ARRIVAL_POOL, r, time_s))
 def route_by_prefix(state, r, time_s):
     """The worker for request r, which has nothing computed; NONE if it fits on none.
 
     Routers that count a prompt as cached when they send it do so here; others learn when it is computed.
     """
-    caches, policy = state.caches, state.counters[ROUTING + FRONT]
+    caches, policy = state.caches, state.counters[ROUTING + ARRIVAL_POOL]
     read_notices(state, time_s, ZERO)
     _match_nodes(state, r)
     if _hears_evictions(state, policy) and _evict_for_runs(state, time_s):
         read_notices(state, time_s, ZERO)
         _match_nodes(state, r)
     if policy < AFFINITY:  # Policies with lower codes do not look at caches.
-        w = choose_worker(state, FRONT, r, time_s)
+        w = choose_worker(state, ARRIVAL_POOL, r, time_s)
     elif policy == CACHE_AWARE:
         w = _cache_aware_worker(state, r)
     elif policy == E2 or policy == E2_DYNAMIC:
@@ -134,7 +134,7 @@ def _hears_evictions(state, policy):
     by_turns = state.types[0].queue_order == TURNS
     if policy >= AFFINITY:
         return policy != CACHE_AWARE and (policy != TENANT_TURNS or by_turns)
-    by_tokens = state.types[0].routing_weight[FRONT, 0] > 0.0  # Index 0: the weight of pending tokens.
+    by_tokens = state.types[0].routing_weight[ARRIVAL_POOL, 0] > 0.0  # Index 0: the weight of pending tokens.
     return by_turns or by_tokens or policy == DEFERRED or policy == BEST_FIT or policy == REBALANCED
 
 
@@ -222,8 +222,8 @@ def _least_score(state, r, by_seconds):
     """
     caches, need = state.caches, _needed_blocks(state, r)
     best, best_match, best_s = NONE, NONE, np.inf
-    for i in range(state.counters[SIZE + FRONT]):
-        w = state.pools[FRONT, i]
+    for i in range(state.counters[SIZE + ARRIVAL_POOL]):
+        w = state.pools[ARRIVAL_POOL, i]
         if not fits_worker(state, w, need):
             continue
         seconds, match = state.score[w], caches.match[w]
@@ -250,8 +250,8 @@ def _pinned_worker(state, r):
             break
         last = node
     best, best_s = NONE, np.inf
-    for i in range(state.counters[SIZE + FRONT] if last != NONE else ZERO):
-        w = state.pools[FRONT, i]
+    for i in range(state.counters[SIZE + ARRIVAL_POOL] if last != NONE else ZERO):
+        w = state.pools[ARRIVAL_POOL, i]
         is_pinned = (caches.pinned[last, w // 64] & worker_bit(w)) != 0
         if not is_pinned or not fits_worker(state, w, need):
             continue
@@ -270,8 +270,8 @@ def _cache_aware_worker(state, r):
     caches, need = state.caches, _needed_blocks(state, r)
     most, fewest, fewest_nodes = -np.inf, np.inf, UNBOUNDED
     idlest, smallest, longest = NONE, NONE, NONE  # Workers: fewest requests, smallest cache, longest match.
-    for i in range(state.counters[SIZE + FRONT]):
-        w = state.pools[FRONT, i]
+    for i in range(state.counters[SIZE + ARRIVAL_POOL]):
+        w = state.pools[ARRIVAL_POOL, i]
         requests = state.workers[w].assigned
         most, fewest = max(most, requests), min(fewest, requests)
         if not fits_worker(state, w, need):
@@ -306,8 +306,8 @@ def _e2_worker(state, r, time_s):
     # largest share of them, if that is more than DECODE_FRAC.
     heaviest, most_s, lightest, fewest_s = NONE, -1.0, NONE, np.inf
     decoding, most_frac = NONE, caches.settings[DECODE_FRAC]
-    for i in range(state.counters[SIZE + FRONT]):
-        w = state.pools[FRONT, i]
+    for i in range(state.counters[SIZE + ARRIVAL_POOL]):
+        w = state.pools[ARRIVAL_POOL, i]
         if not fits_worker(state, w, need):
             continue
         longest_match = max(longest_match, caches.match[w])
@@ -355,11 +355,11 @@ def _least_frac(state, time_s):
     """
     caches, busy_s = state.caches, 0.0
     first = caches.numbers[FIRST_ROUTED]
-    if state.counters[ROUTING + FRONT] == E2 or first == NONE:
+    if state.counters[ROUTING + ARRIVAL_POOL] == E2 or first == NONE:
         return 0.5
-    size = state.counters[SIZE + FRONT]
+    size = state.counters[SIZE + ARRIVAL_POOL]
     for i in range(size):
-        cache = caches.workers[state.pools[FRONT, i]]
+        cache = caches.workers[state.pools[ARRIVAL_POOL, i]]
         busy_s += cache.prefill_s + cache.decode_s
     all_s = size * (time_s - caches.prompts[first].routed_s)
     return 1.0 - min(busy_s, all_s) / all_s / 2.0 if all_s > 0.0 else 0.5
@@ -395,7 +395,9 @@ def _subtree_home(state, r, longest_match):
     for i in range(min(longest_match, caches.prompts[r].depth - 1), 0, -1):
         home = caches.prefixes[tree_node_at(state, r, i)].home
         if home != NONE and caches.match[home] >= i:
-            return home if state.workers[home].is_up == 1 and fits_worker(state, home, need) else NONE
+            return (
+                home if state.workers[home].status == IN_SERVICE and fits_worker(state, home, need) else NONE
+            )
     return NONE
 
 
@@ -489,8 +491,8 @@ def _least_load(state, r, least_match, time_s):
     """The worker with the least load, request r included, of those that have `least_match` of its nodes."""
     caches, need = state.caches, _needed_blocks(state, r)
     chosen, least_s = NONE, np.inf
-    for i in range(state.counters[SIZE + FRONT]):
-        w = state.pools[FRONT, i]
+    for i in range(state.counters[SIZE + ARRIVAL_POOL]):
+        w = state.pools[ARRIVAL_POOL, i]
         if caches.match[w] < least_match or not fits_worker(state, w, need):
             continue
         cache = caches.workers[w]
@@ -538,8 +540,8 @@ def _d2lpm_worker(state, r):
     weight = caches.weights[caches.prompts[r].tenant]
     quantum = caches.settings[WORKER_QUANTUM_TOKENS] * weight
     longest_match, most = NONE, -np.inf  # The longest match in nodes, and the most credit.
-    for i in range(state.counters[SIZE + FRONT]):
-        w = state.pools[FRONT, i]
+    for i in range(state.counters[SIZE + ARRIVAL_POOL]):
+        w = state.pools[ARRIVAL_POOL, i]
         if fits_worker(state, w, need):
             longest_match = max(longest_match, caches.match[w])
             most = max(most, credit[w])
@@ -553,8 +555,8 @@ def _d2lpm_worker(state, r):
         for w in range(len(credit)):
             credit[w] += quanta * quantum
     best, has_best_longest = NONE, False
-    for i in range(state.counters[SIZE + FRONT]):
-        w = state.pools[FRONT, i]
+    for i in range(state.counters[SIZE + ARRIVAL_POOL]):
+        w = state.pools[ARRIVAL_POOL, i]
         if credit[w] <= 0.0 or not fits_worker(state, w, need):
             continue
         has_longest = caches.match[w] == longest_match
@@ -568,10 +570,10 @@ def _d2lpm_worker(state, r):
 @kernel_jit
 def _tenants_turn(state, r):
     """By tenant-round-robin: the next worker in its tenant's turn that can hold r; NONE if none can."""
-    caches, need, size = state.caches, _needed_blocks(state, r), state.counters[SIZE + FRONT]
+    caches, need, size = state.caches, _needed_blocks(state, r), state.counters[SIZE + ARRIVAL_POOL]
     tenant = caches.prompts[r].tenant
     for _ in range(size):
-        w = state.pools[FRONT, caches.tenant_turns[tenant] % size]
+        w = state.pools[ARRIVAL_POOL, caches.tenant_turns[tenant] % size]
         caches.tenant_turns[tenant] += 1
         if fits_worker(state, w, need):
             return w

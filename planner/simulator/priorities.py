@@ -26,19 +26,13 @@ from __future__ import annotations
 import numpy as np
 
 from planner.simulator.caches import evict_idle, keep_prefix, note_taken_blocks
+from planner.simulator.kv_blocks import blocks_of
 from planner.simulator.layout import BLOCK, LEAVING, NONE, ONE, PARTIAL, RESTING, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
+from planner.simulator.queue_orders import priority_of
 from planner.simulator.queues import append_to_list, pop_first
-from planner.simulator.slots import (
-    blocks_of,
-    join_lane,
-    latest_slot,
-    preempt_decode,
-    preempt_waiting,
-    priority_of,
-    rest_decode,
-    see_computed,
-)
+from planner.simulator.router_loads import report_computed
+from planner.simulator.slots import join_lane, latest_slot, preempt_decode, preempt_waiting, rest_decode
 
 
 @kernel_jit
@@ -241,7 +235,7 @@ def _preempt_least_urgent(state, l, rows, r, served):
         state.workers[w].used_blocks += blocks
         note_taken_blocks(state, w, n)
         keep_prefix(state, w, r)
-        see_computed(state, w, r, n)
+        report_computed(state, w, r, n)
     preempt_waiting(state, w, PARTIAL, r)
     return blocks
 

@@ -1,7 +1,8 @@
-"""Which prompt is next on a worker, for queue policies that depend on the prefix cache or on tenants.
+"""The queue of prompts on a worker: where a prompt is put, and which one is next.
 
-Such a queue is a list of all waiting prompts, which is searched each time. The queue of any other policy is a
-heap by key (queues.py); those with a heap stand before LPM in planner/policies.py (`sorts_by_key`). In fleets
+For policies that depend on the prefix cache or on tenants the queue is a list of all waiting prompts, which
+is searched each time. The queue of any other policy is a heap by a number, its key (`priority_of`, queues.py);
+those with a heap stand before LPM in planner/policies.py (`sorts_by_key`). In fleets
 without `caches` the function in the brackets of `where_has` runs (numba_compile.py). vtc, dlpm and dlpm-turns
 can be used without prefix caches too: then no prompt is cached, and of equals the first to arrive is next.
 
@@ -33,15 +34,105 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import D2LPM, DLPM, EDF, LPM, PREBLE, TURNS, VTC
+from planner.policies import D2LPM, DLPM, EDF, FCFS, LJF, LPM, PREBLE, SJF, TURNS, VTC
 from planner.simulator.cache_layout import EXTEND_WEIGHT, OUTPUT_WEIGHT, QUANTUM_TOKENS, TREE_NODE_TOKENS
 from planner.simulator.caches import cached_tree_nodes, note_output
 from planner.simulator.counting import steps_reaching
-from planner.simulator.layout import FRONT, NONE, ROUTING
+from planner.simulator.layout import ARRIVAL_POOL, NONE, ROUTING
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
-from planner.simulator.queues import remove_root
+from planner.simulator.queues import insert_in_heap, remove_root
 
 TURN_TOKENS = 2.0**22  # The places of a turn (`assign_turn`): more than any prompt has tokens.
+# More tokens than any prompt has. Queues sort by (scheduling batch, tokens) in one number
+# (`enqueue_request`): batch * LONGEST + tokens keeps all keys of a batch below those of the next.
+LONGEST = 1e9
+
+
+@kernel_jit
+def enqueue_request(state, w, r):
+    """Let request r wait for its prefill on worker w, in the order of the queue policy."""
+    worker, request = state.workers[w], state.requests[r]
+    kind = state.types[worker.type]
+    worker.waiting += 1
+    count_waiting(state, w, r, 1)  # Counts requests by adapter.
+    if not sorts_by_key(kind.queue_order):
+        line_up(state, w, r, False)  # False: at the end of its queue.
+        return
+    # The orders sjf, ljf and srpt (codes between FCFS and EDF) may sort inside scheduling batches, which are
+    # served in turn.
+    if kind.queue_batch > 0 and FCFS < kind.queue_order < EDF:
+        # Batches fill in order of arrival: a new one begins when the last is being served, or is full.
+        if worker.filled_batch <= worker.served_batch:
+            worker.filled_batch, worker.filled = worker.served_batch + 1, 0
+        elif worker.filled == kind.queue_batch:
+            worker.filled_batch, worker.filled = worker.filled_batch + 1, 0
+        worker.filled += 1
+        key = worker.filled_batch * LONGEST + _ranked_tokens(kind, request)
+    else:
+        key = priority_of(state, w, r)
+    worker.first_waiting = insert_in_heap(state.requests, worker.first_waiting, r, key)
+
+
+@kernel_jit
+def enqueue_preempted(state, w, r):
+    """Let request r, which was preempted, wait before all others, also those preempted earlier. Where engines
+    go by priority, it waits in the order of priorities instead.
+    """
+    worker = state.workers[w]
+    worker.preemptions += 1
+    if state.types[worker.type].by_priority > 0:
+        enqueue_request(state, w, r)
+        return
+    worker.waiting += 1
+    count_waiting(state, w, r, 1)
+    if not sorts_by_key(state.types[worker.type].queue_order):
+        line_up(state, w, r, True)  # True: at the front.
+        return
+    # The key is below all keys of requests that were not preempted, and below those of earlier preemptions.
+    worker.first_waiting = insert_in_heap(
+        state.requests, worker.first_waiting, r, -LONGEST * LONGEST * worker.preemptions
+    )
+
+
+@kernel_jit
+def priority_of(state, w, r):
+    """The number by which worker w sorts request r in its queue, smallest first; with TYPE.by_priority it is
+    vLLM's priority. Scheduling batches, and orders that look at caches, have no such number.
+    """
+    request, kind = state.requests[r], state.types[state.workers[w].type]
+    if kind.queue_order == FCFS:
+        return request.arrival_s
+    if kind.queue_order == EDF:
+        return request.arrival_s + _due_s(state, r)
+    if not sorts_by_key(kind.queue_order):  # The exception is dlpm-turns, which looks at caches too.
+        return _place_in_turns(state, r)
+    tokens = _ranked_tokens(kind, request)
+    # A prompt may be overtaken only by those that arrive within its window (TYPE.queue_window_s).
+    if kind.queue_window_s < np.inf:
+        return request.arrival_s + kind.queue_window_s * tokens / kind.queue_longest_tokens
+    return tokens
+
+
+@small_jit
+def _ranked_tokens(kind, request):
+    """The tokens by which the orders sjf, ljf and srpt sort, smallest first."""
+    tokens = float(request.input_tokens)
+    if kind.queue_order == LJF:
+        return LONGEST - tokens
+    # SRPT goes by the prompt and the predicted answer.
+    return tokens if kind.queue_order == SJF else tokens + request.predicted_tokens
+
+
+@where_has("classes", lambda state, r: 0.0)
+def _due_s(state, r):
+    """Seconds after its arrival at which request r is due, for the queue edf."""
+    return state.classes[r].due_s
+
+
+@where_has("caches", lambda state, r: 0.0)
+def _place_in_turns(state, r):
+    """The number that the router gave request r, for the queue dlpm-turns."""
+    return state.caches.prompts[r].place
 
 
 @small_jit
@@ -335,7 +426,7 @@ def charge_output(state, r):
     note_output(state, r)
     w, u = state.requests[r].prefill_worker, caches.prompts[r].tenant
     service = caches.settings[OUTPUT_WEIGHT] * state.requests[r].output_tokens
-    if state.counters[ROUTING + FRONT] == D2LPM:  # The routing of arrivals (layout.py).
+    if state.counters[ROUTING + ARRIVAL_POOL] == D2LPM:  # The routing of arrivals (layout.py).
         caches.worker_credit[u, w] -= service
     if _uses_turns(state, w):
         caches.tenants[w, u].sent += service

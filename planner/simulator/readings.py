@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from planner.simulator.layout import FINISHED, HELD, LEAVING, LIMBO, NONE, UNFINISHED, State
+from planner.simulator.kv_blocks import blocks_of_run
+from planner.simulator.layout import FINISHED, HELD, IN_SERVICE, LEAVING, LIMBO, NONE, UNFINISHED, State
 from planner.simulator.numba_compile import entry_jit, kernel_jit
-from planner.simulator.slots import blocks_of_run
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ def _count_gauges(records, pool_of, results, time_s):
     counts, sums = results
     for w in range(len(workers)):
         worker = workers[w]
-        if worker.is_up != 1:  # Not ready: stopped or starting.
+        if worker.status != IN_SERVICE:  # Not ready: stopped or starting.
             continue
         p, kind = pool_of[w], types[worker.type]
         # A request with its last token holds a seat until the engine has seen that token. It counts as

@@ -1,4 +1,4 @@
-"""Which worker takes a request: the pool FRONT is for arrivals, the pool BACK for hand-offs.
+"""Which worker takes a request: the pool ARRIVAL_POOL is for arrivals, the pool HAND_OFF_POOL for hand-offs.
 
 Policies by score choose the worker with the smallest `state.score`, which `slots.add_load` keeps up to date.
 To find that worker quickly, workers are in groups of GROUP, and `state.lowest` has for each group a lower
@@ -23,15 +23,17 @@ from planner.policies import (
     TWO_BY_REQUESTS,
 )
 from planner.simulator.caches import late_entry_blocks
+from planner.simulator.kv_blocks import blocks_of, blocks_of_run, extra_blocks, steps_done
 from planner.simulator.layout import (
-    BACK,
+    ARRIVAL_POOL,
     BLOCK,
     DECODE,
-    FRONT,
     GAMMA,
     GROUP,
+    HAND_OFF_POOL,
     HEARD_S,
     HEAVY_TOKENS,
+    IN_SERVICE,
     LIVE,
     LOAD_PERIOD_S,
     NONE,
@@ -46,24 +48,23 @@ from planner.simulator.layout import (
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.predictions import begin_heartbeat, forget_errors, renew_prediction
 from planner.simulator.ranks import is_first_rank, rank_for_new
-from planner.simulator.slots import blocks_of, blocks_of_run, extra_blocks, steps_done
 
 
 @kernel_jit
 def set_pools(state):
-    """List the workers of both pools that are up (`is_up` is 1; other values in layout.py), in the order in
-    which a router prefers equal ones.
+    """List the workers of both pools that are in service, in the order in which a router prefers equal
+    ones.
 
     The first rank of a worker stands for all its ranks. The bounds of the groups' scores are reset, because
     the groups have other workers now.
     """
-    for pool in (FRONT, BACK):
+    for pool in (ARRIVAL_POOL, HAND_OFF_POOL):
         size = 0
         for w in state.order:
             worker = state.workers[w]
             if not is_first_rank(state, w):
                 continue
-            if worker.is_up == 1 and (worker.role == DECODE) == (pool == BACK):
+            if worker.status == IN_SERVICE and (worker.role == DECODE) == (pool == HAND_OFF_POOL):
                 state.pools[pool, size] = w
                 worker.pool_index = size
                 size += 1
@@ -138,7 +139,11 @@ def _choose_by_rare_policy(state, pool, r, need, time_s):
     """The worker by a policy that few fleets use, for request r, which has `need` KV blocks at its end."""
     policy = state.counters[ROUTING + pool]
     if policy == DEFERRED:  # The router holds back only arrivals; hand-offs have their KV on a worker.
-        return _smallest_score(state, pool, need) if pool == BACK else _smallest_free_score(state, pool, need)
+        return (
+            _smallest_score(state, pool, need)
+            if pool == HAND_OFF_POOL
+            else _smallest_free_score(state, pool, need)
+        )
     if policy == SAME_PLACE:
         near = _smallest_score_at_place(state, pool, need, state.requests[r].prefill_worker)
         return _smallest_score(state, pool, need) if near == NONE else near
@@ -215,7 +220,7 @@ def _smallest_score_at_place(state, pool, need, other):
     (worker_places.py) as worker `other`; NONE if there is none, or if `pool` is that of arrivals.
     """
     best, best_score = NONE, np.inf
-    if len(state.place) > 0 and pool == BACK:
+    if len(state.place) > 0 and pool == HAND_OFF_POOL:
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]
             if (

@@ -50,17 +50,20 @@ from planner.simulator.counting import (
 )
 from planner.simulator.decoding import advance_decodes
 from planner.simulator.event_heap import next_arrival, next_time_s, schedule_event, set_time
+from planner.simulator.kv_blocks import blocks_of
 from planner.simulator.layout import (
     BLOCK,
     DONE,
     DOWN,
     ENTERED,
+    IN_SERVICE,
     LINK_SLOW,
     MACHINE,
     NEVER,
     NEXT_DISTURBANCE,
     NONE,
     ONE,
+    OUT_OF_SERVICE,
     PENDING,
     SIZE,
     SLOW,
@@ -72,17 +75,9 @@ from planner.simulator.layout import (
 )
 from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit
 from planner.simulator.pointers import pointer_to
-from planner.simulator.slots import (
-    add_chunk,
-    add_load,
-    assign_none,
-    assign_request,
-    blocks_of,
-    clear_chunks,
-    finish_request,
-    refresh_next_finish_step,
-    reject_request,
-)
+from planner.simulator.request_ends import finish_request, reject_request
+from planner.simulator.router_loads import add_load, assign_none, assign_request
+from planner.simulator.slots import add_chunk, clear_chunks, refresh_next_finish_step
 from planner.simulator.splitwise_pools import (
     ARRIVED,
     COUNTS_ADDED,
@@ -389,11 +384,11 @@ def _join_batch(state, w, r, time_s):
     slot.settled_step = lane.decode_step
     if lane.decodes == 0:
         lane.next_finish_step = slot.finish_step
-        lane.last_token_s, lane.late_decodes = request.last_token_s, 0
+        lane.last_token_s, lane.out_of_step = request.last_token_s, 0
     else:
         lane.next_finish_step = min(lane.next_finish_step, slot.finish_step)
-        if lane.late_decodes > 0 or request.last_token_s != lane.last_token_s:
-            lane.late_decodes += 1
+        if lane.out_of_step > 0 or request.last_token_s != lane.last_token_s:
+            lane.out_of_step += 1
     lane.kv_sum += slot.context_offset + lane.decode_step + 1
     lane.decodes += 1
 
@@ -498,7 +493,7 @@ def _count_decode_steps(state, w, steps, time_s):
     lane = state.lanes[w]
     end_batch(state, w, time_s - lane.run_start_s, steps)
     if lane.decodes > 0:
-        if steps > 1 and (lane.late_decodes > 0 or lane.last_token_s != lane.run_start_s):
+        if steps > 1 and (lane.out_of_step > 0 or lane.last_token_s != lane.run_start_s):
             first_end_s = lane.run_start_s + lane.run_first_s
             advance_decodes(state, w, ONE, first_end_s)
             lane.run_start_s = first_end_s
@@ -632,7 +627,7 @@ def _stop_machine(state, w, time_s):
     lost.
     """
     worker, lane, machine = state.workers[w], state.lanes[w], state.machines[w]
-    worker.is_up = 0
+    worker.status = OUT_OF_SERVICE
     leave_pool(state, w)
     if lane.prefills == 0 and lane.decodes > 0:
         after_s = np.nextafter(time_s, np.inf)  # A step that ends at this very moment has ended.
@@ -645,11 +640,11 @@ def _stop_machine(state, w, time_s):
         slot = state.slots[w, i]
         request = state.requests[slot.request]
         request.generated_tokens = request.output_tokens - (slot.finish_step - lane.decode_step)
-        # Late decodes, in the last slots, keep the time of their own last token.
-        if i < lane.decodes - lane.late_decodes:
+        # Decodes that are out of step, in the last slots, keep the time of their own last token.
+        if i < lane.decodes - lane.out_of_step:
             request.last_token_s = lane.last_token_s
     clear_chunks(lane)
-    lane.decodes, lane.late_decodes, lane.kv_sum, lane.run_steps = 0, 0, 0.0, 0
+    lane.decodes, lane.out_of_step, lane.kv_sum, lane.run_steps = 0, 0, 0.0, 0
     schedule_event(state, w, NEVER)
     worker.head[:], worker.tail[:] = NONE, NONE
     worker.waiting, worker.running, worker.used_blocks = 0, 0, 0
@@ -781,10 +776,10 @@ def _apply_disturbance(state, time_s):
         state.workers[w].slow_factor = disturbance.factor
         if state.lanes[w].decodes > 0:
             _shorten_run(state, w, time_s)
-    elif disturbance.kind == DOWN and state.workers[w].is_up == 1:
+    elif disturbance.kind == DOWN and state.workers[w].status == IN_SERVICE:
         _take_down(state, w, time_s)
-    elif disturbance.kind == UP and state.workers[w].is_up == 0:
-        state.workers[w].is_up = 1
+    elif disturbance.kind == UP and state.workers[w].status == OUT_OF_SERVICE:
+        state.workers[w].status = IN_SERVICE
         enter_pool(state, w, state.machines[w].home, time_s)
         _place_requests(state, time_s)
 

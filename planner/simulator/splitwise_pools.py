@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.layout import NONE, REPURPOSE_S, SIZE, ZERO
+from planner.simulator.layout import IN_SERVICE, NONE, OUT_OF_SERVICE, REPURPOSE_S, SIZE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
-from planner.simulator.slots import add_load, assign_request, reject_request
+from planner.simulator.request_ends import reject_request
+from planner.simulator.router_loads import add_load, assign_request
 
 PROMPT_QUEUE_TOKENS = 8192.0  # A queue with more prompt tokens is long, as in Splitwise's program.
 PROMPT_POOL, TOKEN_POOL, MIXED_POOL = np.int64(0), np.int64(1), np.int64(2)
@@ -78,7 +79,7 @@ def _keeps_one(state, home):
     """Whether pool `home` keeps a machine that is up when one of its machines leaves it for good."""
     count = 0
     for w in range(len(state.workers)):
-        count += state.workers[w].is_up == 1 and state.machines[w].home == home
+        count += state.workers[w].status == IN_SERVICE and state.machines[w].home == home
     return count > 1
 
 
@@ -185,7 +186,7 @@ def _route_moving(state, r, time_s):
 def _may_return(state, r):
     """Whether a machine that is down could hold request r when it is up again."""
     for w in range(len(state.workers)):
-        if state.workers[w].is_up == 0 and whole_tokens(state, r) <= capacity_tokens(state, w):
+        if state.workers[w].status == OUT_OF_SERVICE and whole_tokens(state, r) <= capacity_tokens(state, w):
             return True
     return False
 

@@ -19,12 +19,7 @@ from planner.policies import GREEDY, VLLM_V1
 from planner.simulator.adapters import begin_step, has_slot, note_admitted, passes_over
 from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.event_heap import set_time
-from planner.simulator.layout import INBOUND, NEVER, NONE, ONE, PARTIAL, READY, RESTING, ZERO
-from planner.simulator.numba_compile import kernel_jit, small_jit
-from planner.simulator.polling import steps_until_poll
-from planner.simulator.queues import insert_in_heap, remove_from_list, remove_root
-from planner.simulator.ranks import event_lane, rank_count, runs_empty, shorten_ranks
-from planner.simulator.slots import (
+from planner.simulator.kv_blocks import (
     blocks_for_next_step,
     blocks_of,
     blocks_of_steps,
@@ -34,6 +29,11 @@ from planner.simulator.slots import (
     seat_blocks,
     uncomputed_blocks,
 )
+from planner.simulator.layout import INBOUND, NEVER, NONE, ONE, PARTIAL, READY, RESTING, ZERO
+from planner.simulator.numba_compile import kernel_jit, small_jit
+from planner.simulator.polling import steps_until_poll
+from planner.simulator.queues import insert_in_heap, remove_from_list, remove_root
+from planner.simulator.ranks import event_lane, rank_count, runs_empty, shorten_ranks
 
 
 @kernel_jit
@@ -222,7 +222,7 @@ def _shorten_for_hand_off(state, w, r, time_s, cause):
 
 
 @kernel_jit
-def receive_late(state, w, time_s):
+def receive_between_steps(state, w, time_s):
     """Receive hand-offs on worker w when its asynchronous engine begins a step or finds none to begin.
 
     Only then have requests that ended in the step before given their blocks back.
@@ -266,7 +266,7 @@ def _begin_transfer(state, w, r, time_s):
     blocks = _hand_off_blocks(state, w, r)
     worker.used_blocks += blocks
     worker.late_blocks = max(worker.late_blocks - blocks, ZERO)
-    state.requests[r].epoch_back = worker.epoch
+    state.requests[r].decode_epoch = worker.epoch
     _start_transfer(state, r, blocks_of(state.requests[r].length_tokens), time_s)
 
 

@@ -157,8 +157,10 @@ def _fill_type(
         is_vllm = engine is None or engine.name == "vllm"
         row["dropped_blocks"] = is_vllm and speculation.reads_hidden_states
         row["draw_seed"] = policies.seed
-    row["routing_weight"][0, layout.FRONT] = ROUTING[policies.routing].weights(worker_type, False)
-    row["routing_weight"][0, layout.BACK] = ROUTING[policies.decode_routing].weights(worker_type, True)
+    row["routing_weight"][0, layout.ARRIVAL_POOL] = ROUTING[policies.routing].weights(worker_type, False)
+    row["routing_weight"][0, layout.HAND_OFF_POOL] = ROUTING[policies.decode_routing].weights(
+        worker_type, True
+    )
 
 
 def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
@@ -210,7 +212,8 @@ def worker_and_lane_rows(
     workers = np.zeros(len(type_indices), dtype=layout.WORKER)
     workers["type"] = type_indices
     workers["role"] = [ROLES[pools[index].role] for index in type_indices]
-    workers["is_up"], workers["slow_factor"], workers["formed_s"] = 1, 1.0, layout.NEVER
+    workers["status"], workers["slow_factor"] = layout.IN_SERVICE, 1.0
+    workers["formed_s"] = layout.NEVER
     workers["least_saved_s"] = np.inf
     workers["first_lane"] = np.cumsum(lane_count) - lane_count
     workers["head"] = workers["tail"] = workers["first_waiting"] = layout.NONE

@@ -45,8 +45,8 @@ def check_conservation(state: State, fleet: Fleet, n: int) -> None:
     for w, worker in enumerate(workers):
         leaving = leaving_on(state, w)
         assert worker["running"] == len(leaving)
-        assert worker["is_up"] or not worker["late_blocks"] + worker["late_seats"]
-        if state.caches is None and worker["is_up"]:
+        assert worker["status"] or not worker["late_blocks"] + worker["late_seats"]
+        if state.caches is None and worker["status"]:
             kind = state.types[worker["type"]]
             assert worker["used_blocks"] == sum(blocks_on(state, kind, r) for r in leaving)
     if state.caches is not None and (workers["head"][:, layout.LEAVING] == layout.NONE).all():

@@ -22,7 +22,7 @@ the best point of each curve.
 The bound is on the mean cost of such random days, not on one day that repeats an earlier one. Sizes change at
 the edges of windows, and a worker that is ready in a window was ordered before it began. A controller that
 acts within a window may cost less if the window's burst comes more than a start-up after its beginning. Two
-assumptions: more workers never hurt, and less earlier work never hurts (MORE in day_optimum.py).
+assumptions: more workers never hurt, and less earlier work never hurts (MORE in day/search/day_optimum.py).
 
 Second bound, `reacting_bound`: the controller sees the whole window when it begins. Workers that it orders
 then are ready a start-up later, so only in the first share f of the window (`fixed_frac`) are sizes chosen
