@@ -1,10 +1,10 @@
 """The queue of prompts on a worker: where a prompt is put, and which one is next.
 
 For policies that depend on the prefix cache or on tenants the queue is a list of all waiting prompts, which
-is searched each time. The queue of any other policy is a heap by a number, its key (`priority_of`, queues.py);
-those with a heap stand before LPM in planner/policies.py (`sorts_by_key`). In fleets
-without `caches` the function in the brackets of `where_has` runs (numba_compile.py). vtc, dlpm and dlpm-turns
-can be used without prefix caches too: then no prompt is cached, and of equals the first to arrive is next.
+is searched each time. The queue of any other policy is a heap (queues.py) by a number, the key; those with a
+heap stand before LPM in planner/policies.py (`sorts_by_key`). In fleets without `caches` the function in the
+brackets of `where_has` runs (numba_compile.py). vtc, dlpm and dlpm-turns can be used without prefix caches
+too: then no prompt is cached, and of equals the first to arrive is next.
 
 lpm (SGLang): first the prompt with the longest cached prefix; of equal ones the first to arrive.
 
