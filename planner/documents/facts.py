@@ -632,7 +632,7 @@ class SmallCaches:
 
 @dataclass(frozen=True, slots=True)
 class UncheckedLeftOut:
-    """GPUs of the catalog that were not considered, because their step times rest on no measurement."""
+    """GPUs of the catalog that were not considered, because their step times are estimates."""
 
     gpus: tuple[str, ...]
 
@@ -640,7 +640,8 @@ class UncheckedLeftOut:
 @dataclass(frozen=True, slots=True)
 class GpusConsidered:
     """The GPUs of the catalog that were considered because the question names none: those with measured step
-    times of this LLM, and those with estimated ones.
+    times of this LLM, and those with estimated ones (if none has measured ones, or the question has their
+    price).
     """
 
     measured: tuple[str, ...]

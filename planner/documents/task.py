@@ -712,7 +712,8 @@ def _parse_stock(
     if document is None:
         left_out: tuple[str, ...] = ()
         if not fleet.flag("unchecked", False):
-            left_out = gpus_left_out_by_default(llm, catalog, _gpus_with_given_price(fleet, catalog))
+            priced, offered = _gpus_with_given_price(fleet, catalog), _gpus_of_provider(fleet, catalog)
+            left_out = gpus_left_out_by_default(llm, catalog, priced, offered)
         if len(left_out) == len(catalog.gpus):
             raise InputError(
                 f"{where}: nobody checked step times of any GPU of this catalog ({', '.join(left_out)}); "
@@ -730,27 +731,42 @@ def _parse_stock(
     return stock, ()
 
 
-def gpus_left_out_by_default(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tuple[str, ...]:
-    """The GPUs that are left out if the question names no GPU: those with unchecked step times, and those
-    with estimated step times whose price has no source. A price in the question (`priced`) is a source.
+def gpus_left_out_by_default(
+    llm: Llm, catalog: Catalog, priced: Collection[str], offered: Collection[str] | None = None
+) -> tuple[str, ...]:
+    """The GPUs that are left out if the question names no GPU: those with unchecked step times, those with
+    estimated step times whose price has no source, and where kernels of this LLM were measured on a GPU, all
+    with estimated step times. So an estimate wins over a measurement only if the question asks for it: it
+    names the GPU, or its price (`priced`).
+
+    `offered`: the GPUs that the provider of the question offers; None if it names no provider. Their prices
+    have a source.
     """
+    sourced = set(priced) | set(offered or ())
     guessed = {
-        name for name in catalog.find_guessed_gpus(llm) if not {name, catalog.gpus[name].base} & set(priced)
+        name for name in catalog.find_guessed_gpus(llm) if not {name, catalog.gpus[name].base} & sourced
     }
     left_out = guessed | set(catalog.find_unchecked_gpus(llm))
+    measured = {name for name, gpu in catalog.gpus.items() if catalog.has_fit(llm, gpu)}
+    if measured & (set(catalog.gpus) if offered is None else set(offered)):
+        left_out |= set(catalog.gpus) - measured - set(priced)
     return tuple(name for name in catalog.gpus if name in left_out)
 
 
 def _gpus_with_given_price(fleet: Section, catalog: Catalog) -> set[str]:
-    """The GPUs with a price in slo.yaml or from the provider that it names."""
+    """The GPUs with a price in slo.yaml."""
     prices = fleet.subsection("prices")
-    in_slo = {catalog.gpu_of_question(str(name), prices.path_of(name)).name for name in prices.values}
+    return {catalog.gpu_of_question(str(name), prices.path_of(name)).name for name in prices.values}
+
+
+def _gpus_of_provider(fleet: Section, catalog: Catalog) -> set[str] | None:
+    """The GPUs that the provider of the question offers; None if it names no provider."""
     provider = fleet.subsection("price_of", PRICE_OF_KEYS).get("provider")
     if provider is None:
-        return in_slo
+        return None
     # Only an offer on demand counts, whatever term the question wants, so that the GPUs that are considered
     # do not change with the term.
-    return in_slo | {
+    return {
         name
         for name in catalog.gpus
         if offer_of(catalog.provenance[name].offers, str(provider), "on-demand") is not None

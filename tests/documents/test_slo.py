@@ -14,7 +14,7 @@ from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.engine_file import default_engine
 from planner.documents.safety import Safety
 from planner.documents.slo import parse_slo, slo_document
-from planner.documents.task import PlanQuestion, Robust, Spot, parse_task, read_task
+from planner.documents.task import PlanQuestion, Robust, Spot, gpus_left_out_by_default, parse_task, read_task
 from planner.domain import Limit, Slo
 from planner.errors import CatalogError, InputError
 from planner.files.checked_files import repository_dir
@@ -73,12 +73,12 @@ def test_shares_of_an_slo_may_be_percentages() -> None:
 
 
 def test_what_is_left_out_has_its_default() -> None:
-    """Any GPU with measured kernels without limit, but for H100 NVL, whose price is remembered and whose step
-    times are a roofline's; the trace as it is, least cost, no spare.
+    """Any GPU on which kernels of the LLM were measured, without limit; the trace as it is, least cost, no
+    spare.
     """
     least = task()
-    checked = [name for name, gpu in CATALOG.gpus.items() if not gpu.unchecked and name != "h100-nvl-94g"]
-    assert least.stock == dict.fromkeys(checked) and least.network == Network()
+    measured = [name for name, gpu in CATALOG.gpus.items() if CATALOG.has_fit(CATALOG.llm(LEAST["llm"]), gpu)]
+    assert least.stock == dict.fromkeys(measured) and least.network == Network()
     assert (least.rate_rps, least.scale, least.window, least.objective, least.spare_workers) == (
         None,
         "superpose",
@@ -97,13 +97,26 @@ def test_gpus_that_nobody_checked_are_asked_for() -> None:
     unchecked = {name for name, gpu in CATALOG.gpus.items() if gpu.unchecked}
     assert {"mi300x-192g", "l4-24g", "gaudi3-128g", "tpu-v6e-32g", "tpu-v7-192g"} <= unchecked
     assert not unchecked & {"a100-80g", "h100-80g@350W", "b300-288g", "rtx-pro-6000"}
-    assert set(task().unchecked_left_out) == {*unchecked, "h100-nvl-94g"}
+    own = parse_task({**LEAST, "llm": str(repository_dir("examples") / "tiny-llm")}, CATALOG)
+    assert set(own.unchecked_left_out) == {*unchecked, "h100-nvl-94g", "rtx-pro-6000"}
     everything = task(fleet={"unchecked": True})
     assert everything.stock == dict.fromkeys(CATALOG.gpus) and everything.unchecked_left_out == ()
     named = task(fleet={"gpus": {"mi300x": 8}})
     assert (named.stock, named.unchecked_left_out) == ({"mi300x-192g": 8}, ())
     with pytest.raises(InputError, match=r"fleet: unchecked: is false, and gpus names mi300x-192g; drop one"):
         task(fleet={"gpus": ["mi300x"], "unchecked": False})
+
+
+def test_an_estimate_competes_with_measured_kernels_only_if_it_is_asked_for() -> None:
+    """Kernels of Llama-3.1-70B were measured on H100, not on A100 40 GB. A price in the question asks for the
+    GPU. Of a provider that offers no GPU with measured kernels all checked GPUs are considered.
+    """
+    assert "h100-80g" in task().stock and "a100-40g" in task().unchecked_left_out
+    for asked in ({"gpus": ["a100-40g"]}, {"prices": {"a100-40g": "1 usd/h"}}, {"unchecked": True}):
+        assert "a100-40g" in task(fleet=asked).stock
+    llm = CATALOG.llm("llama-3.1-70b")
+    assert "a100-40g" in gpus_left_out_by_default(llm, CATALOG, (), {"a100-40g", "h100-80g"})
+    assert "a100-40g" not in gpus_left_out_by_default(llm, CATALOG, (), {"a100-40g"})
 
 
 def test_a_fit_of_ones_own_checks_a_gpu(tmp_path: Path) -> None:

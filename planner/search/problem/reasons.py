@@ -126,11 +126,11 @@ def _(because: facts.SmallerHolds) -> str:
 
 def left_out_text(gpus: Sequence[str]) -> str:
     """A clause on GPUs that were not searched, and on how to allow them. The question does not name these
-    GPUs. They have no measured kernels, or else estimated step times and a price without a source.
+    GPUs, and their step times are estimates (task.gpus_left_out_by_default).
     """
     return (
-        "not considered, as no kernels of such GPUs were measured, or as their step times are estimated and "
-        f"their price was not looked up: {', '.join(gpus)}; allow them all with "
+        "not considered, as their step times are estimates, and kernels of this LLM were measured on others, "
+        f"or none on such GPUs, or their price was not looked up: {', '.join(gpus)}; allow them all with "
         "fleet: {unchecked: true}, or some by naming them under fleet: gpus"
     )
 
