@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
 UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with UNFINISHED_CODE.
 UNFINISHED_CODE = OutOfTimeError.exit_code
-NO_GPU_NAMED = "no GPU was named, so those above were compared: --gpus h100,l40s takes two"
+NO_GPU_NAMED = (
+    "no GPU was named, so those above were compared (--verbose: those left out): --gpus h100,l40s takes two"
+)
 QUESTION_FILE = "slo.yaml"  # The question is written beside the answer if it came from options.
 
 
