@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from planner import domain, manifests
 from planner.documents.certificate import certificate_document, fact_document, facts_document
@@ -28,13 +29,12 @@ from planner.files.checked_files import to_yaml
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet
 from planner.manifests.engine_command import engine_image, engine_version, why_undeployable
-from planner.policies import counts_tenants
 from planner.reports import figures
 from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles, statistics_of
 from planner.reports.drawing import CaptionedChart, chart_png
 from planner.reports.fact_sentences import fact_sentence, fact_sentences_of, prices_text
 from planner.reports.prefix_values import pool_document, warm_up_json
-from planner.reports.report import render_report
+from planner.reports.report import render_report, simulate_command, traffic_name
 from planner.reports.rows import simulated_routers
 from planner.reports.screen import growth_frac_of, targets_text
 from planner.reports.words import alternative_note
@@ -88,8 +88,7 @@ OUTDATED = (
     *(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names),
 )
 # `%r` writes all digits of the arrival time.
-_CSV_ROW = "%d,%r,%d,%d,%d,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"
-_CSV_ROW_WITH_IMAGES = _CSV_ROW.replace("\n", ",%d\n")
+_CSV_ROW = "%d,%r,%d,%d,%d,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s"
 _CSV_CHUNK = 50_000  # Rows made at once, which bounds the memory of a long trace.
 
 
@@ -100,7 +99,7 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
     deployments = _render_manifests(plan).files
     prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
     requests = {}
-    if _traffic_name(plan) == "traffic.jsonl":
+    if traffic_name(plan) == "traffic.jsonl":
         with_llm = any(each.llms for each in plan.slo.selectors)
         requests["traffic.jsonl"] = to_jsonl(plan.trace, with_llm=with_llm)
     return {
@@ -139,8 +138,7 @@ def plan_yaml(plan: Plan) -> str:
         f"# {plan.status}: {count_text(fleet.workers, 'worker')}, {count_text(fleet.gpus, 'GPU')}, "
         f"{plan.bill.usd_per_h:.2f} USD/h.\n"
         + (f"# {targets}\n" if targets else "")
-        + f"# Check it:  plan simulate --fleet plan.yaml --trace {_traffic_name(plan)} --window whole "
-        "--slo SLO.YAML\n"
+        + f"# Check it:  {simulate_command(plan)} --slo SLO.YAML\n"
     )
     guarantees = guarantee_rows(plan.verdict)
     document: Document = {
@@ -182,21 +180,6 @@ def _objective_document(plan: Plan) -> Document:
         name, unit, value, bound = certificate.objective, certificate.unit, plan.value, certificate.bound
         on_paper = certificate.value
     return {"name": name, "unit": unit, "value": value, "on_paper": on_paper, "bound": bound}
-
-
-def _traffic_name(plan: Plan) -> str:
-    """The file from which the traffic can be simulated again. requests.csv has no columns for waits, shared
-    prefixes, adapters, tenants and LLMs, so for traffic with these there is also traffic.jsonl.
-    """
-    needs_more_columns = (
-        plan.trace.after.size
-        or plan.fleet.policies.prefix_cache
-        or plan.trace.adapters
-        or plan.slo.guarantees
-        or counts_tenants(plan.fleet.policies)
-        or any(selector.tenants or selector.llms for selector in plan.slo.selectors)
-    )
-    return "traffic.jsonl" if needs_more_columns else "requests.csv"
 
 
 def _traffic_summary(plan: Plan) -> Document:
@@ -486,18 +469,30 @@ def _tenants(simulation: Simulation) -> Document:
 
 def requests_csv(simulation: Simulation) -> str:
     """One row per request, by arrival; a time is empty if the request did not get so far. `arrival_s` has all
-    digits, so that the file can be simulated again. Tokens of images, if known, have their own column.
+    digits, so that the file can be simulated again. Tokens of images, tenants and adapters have columns if
+    the trace has them.
     """
-    names = [_csv_field(name) for name in simulation.worker_names] + [""]  # The index -1 means no worker.
+
+    def csv_names(names: Iterable[str]) -> list[str]:
+        """The names as CSV needs them, and at the end, for the index -1, none."""
+        return [*map(_csv_field, names), ""]
+
+    names = csv_names(simulation.worker_names)
     cached = (
         np.zeros_like(simulation.status) if simulation.cached_tokens is None else simulation.cached_tokens
     )
     order = np.argsort(simulation.arrival_s, kind="stable")
     images = simulation.image_tokens
     text_tokens = simulation.input_tokens if images is None else simulation.input_tokens - images
-    row_format = _CSV_ROW if images is None else _CSV_ROW_WITH_IMAGES
-    column_names = CSV_COLUMNS if images is None else (*CSV_COLUMNS, "image_tokens")
-    parts = [",".join(column_names) + "\n"]
+    further: dict[str, npt.NDArray[Any]] = {} if images is None else {"image_tokens": images}
+    for column, index, index_names in (
+        ("tenant", simulation.tenant, simulation.tenants),
+        ("adapter", simulation.adapter, simulation.adapters),
+    ):
+        if index_names:
+            further[column] = np.array(csv_names(index_names), dtype=object)[index]
+    row_format = _CSV_ROW + ",%s" * len(further) + "\n"
+    parts = [",".join((*CSV_COLUMNS, *further)) + "\n"]
     for start in range(0, len(order), _CSV_CHUNK):
         rows = order[start : start + _CSV_CHUNK]
         columns = (
@@ -519,7 +514,7 @@ def requests_csv(simulation: Simulation) -> str:
             ),
             simulation.preemptions[rows].tolist(),
             [STATUS[status] for status in simulation.status[rows].tolist()],
-            *([] if images is None else [images[rows].tolist()]),
+            *(values[rows].tolist() for values in further.values()),
         )
         ids = range(start, start + len(columns[0]))
         text = "".join([row_format % row for row in zip(ids, *columns, strict=True)])

@@ -6,6 +6,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from planner.policies import counts_tenants
 from planner.reports import answer_sentences, figures, rows, screen, screen_page, words
 from planner.reports.fact_sentences import capitalise_first, fact_sentence, fact_sentences_of
 from planner.reports.page import (
@@ -22,9 +23,6 @@ from planner.search.evidence.plan import Plan
 from planner.units import count_text, show_share
 
 LONGEST_OPEN_LIST = 8  # A list with more lines is folded; chosen by hand.
-# Simulates the plan again. requests.csv has the plan's rate and window already: `--window whole` keeps the
-# traffic section of a slo.yaml from being applied to it once more.
-SIMULATE_AGAIN = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
 
 def render_report(plan: Plan, *, command: str = "") -> str:
@@ -40,7 +38,7 @@ def render_report(plan: Plan, *, command: str = "") -> str:
             *([folded_section("What prompts share", _prefixes_section(plan))] if plan.prefixes else []),
             folded_section("What it costs and draws", _costs_section(plan)),
             folded_section("Sources and assumptions", _sources_section(plan)),
-            folded_section("Do it again", _commands_section(command)),
+            folded_section("Do it again", _commands_section(plan, command)),
             folded_section("Appendix: how it runs, and the proof", _appendix_section(plan)),
         ]
     )
@@ -207,7 +205,31 @@ def _sources_section(plan: Plan) -> str:
     )
 
 
-def _commands_section(command: str) -> str:
+def traffic_name(plan: Plan) -> str:
+    """The file from which the traffic can be simulated again. requests.csv has no columns for waits, shared
+    prefixes and LLMs, so for traffic with these, with adapters, and where tenants count there is also
+    traffic.jsonl.
+    """
+    needs_more_columns = (
+        plan.trace.after.size
+        or plan.fleet.policies.prefix_cache
+        or plan.trace.adapters
+        or plan.slo.guarantees
+        or counts_tenants(plan.fleet.policies)
+        or any(selector.tenants or selector.llms for selector in plan.slo.selectors)
+    )
+    return "traffic.jsonl" if needs_more_columns else "requests.csv"
+
+
+def simulate_command(plan: Plan) -> str:
+    """The command line that simulates the plan again, in its folder. The file has the plan's rate and window
+    already: `--window whole` keeps the traffic section of a slo.yaml from being applied to it once more.
+    """
+    seed = f" --seed {plan.certificate.seed}" if plan.certificate.seed else ""
+    return f"plan simulate --fleet plan.yaml --trace {traffic_name(plan)} --window whole{seed}"
+
+
+def _commands_section(plan: Plan, command: str) -> str:
     """The commands that make the plan again and simulate it."""
     plan_again = (
         f"<p>The plan, from its question and its trace:</p><pre><code>{escape(command)}</code></pre>"
@@ -216,5 +238,5 @@ def _commands_section(command: str) -> str:
     )
     return (
         f"{plan_again}<p>Its simulation, in the folder of this report; add <code>--slo FILE</code> to judge "
-        f"it:</p><pre><code>{SIMULATE_AGAIN}</code></pre>"
+        f"it:</p><pre><code>{simulate_command(plan)}</code></pre>"
     )

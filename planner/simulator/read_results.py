@@ -118,6 +118,8 @@ def read_simulation(
         reload_s=np.zeros(0) if state.offload is None else state.offload.loads["waited_s"],
         tenant=trace.tenant,
         tenants=trace.tenants,
+        adapter=trace.adapter,
+        adapters=trace.adapters,
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
         nominal_end_s=float(trace.arrival_s[-1]) if has_sessions else np.inf,
         token_weights=(fleet.policies.extend_weight, fleet.policies.output_weight),

@@ -64,6 +64,10 @@ class Simulation:
     cached_tokens: Ints | None = None  # Found in a prefix cache at first admission; None without caches.
     tenant: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # An index into `tenants`.
     tenants: tuple[str, ...] = ()  # Empty if the trace names none.
+    adapter: Ints = field(
+        default_factory=lambda: np.zeros(0, np.int64)
+    )  # Into `adapters`; -1: the LLM alone.
+    adapters: tuple[str, ...] = ()  # Empty if the trace names none.
     tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))  # (U,) by tenant.
     nominal_end_s: float = np.inf  # The last of `nominal_s`; infinite without sessions.
     # How much a prompt token and an output token count as service to a tenant (service_shares.py).

@@ -88,6 +88,18 @@ def test_images_survive_a_file(tmp_path: Path, form: str) -> None:
     assert columns(again.select([2])) == [300]
 
 
+def test_tenants_and_adapters_stand_in_requests_csv(tmp_path: Path) -> None:
+    """Without their column the adapters were drawn anew, and tenants were one."""
+    asked = replace(trace([0, 0, 0]), tenant=np.array([1, 0, 1]), tenants=("a", 'b, "c"'), image_tokens=None)
+    (tmp_path / "t").write_text(requests_csv(simulate(fleet(), asked)))
+    again = read_trace(tmp_path / "t")
+    assert [again.tenants[tenant] for tenant in again.tenant] == ['b, "c"', "a", 'b, "c"']
+    run = replace(simulate(fleet(), asked), adapter=np.array([-1, 0, 1]), adapters=("x", "y"))
+    (tmp_path / "t").write_text(requests_csv(run))
+    named = read_trace(tmp_path / "t")
+    assert named.adapter[0] == -1 and [named.adapters[adapter] for adapter in named.adapter[1:]] == ["x", "y"]
+
+
 def test_who_does_not_say_has_none_beside_who_does() -> None:
     plain = replace(trace([0]), image_tokens=None)
     assert columns(merged({"a": trace([7]), "b": plain})) == [7, 0]

@@ -13,6 +13,7 @@ from questions import question, traffic
 from planner.documents.fleet_file import read_fleet
 from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.output import render
+from planner.reports.report import simulate_command
 from planner.search.evidence.certify import plan
 from planner.simulator.replay import simulate
 from planner.traffic.trace_reading import read_trace
@@ -35,10 +36,16 @@ def test_a_plan_with_adapters_is_certified_and_replayed(tmp_path: Path) -> None:
     assert len(told) == len(found.fleet.running_pools) and "as the trace names them" in told[0]
 
     files = render(found)
-    for name in ("plan.yaml", "traffic.jsonl"):
+    for name in ("plan.yaml", "traffic.jsonl", "requests.csv"):
         (tmp_path / name).write_text(files[name])
-    again = simulate(read_fleet(tmp_path / "plan.yaml", CATALOG), read_trace(tmp_path / "traffic.jsonl"))
-    np.testing.assert_allclose(again.ttft_s, found.simulation.ttft_s, rtol=1e-9)
+    fleet = read_fleet(tmp_path / "plan.yaml", CATALOG)
+    for name in ("traffic.jsonl", "requests.csv"):
+        again = simulate(fleet, read_trace(tmp_path / name))
+        np.testing.assert_allclose(again.ttft_s, found.simulation.ttft_s, rtol=1e-9)
+    command = "plan simulate --fleet plan.yaml --trace traffic.jsonl --window whole"
+    assert f"# Check it:  {command} --slo" in files["plan.yaml"] and command in files["report.html"]
+    other_seed = replace(found, certificate=replace(found.certificate, seed=3))
+    assert simulate_command(other_seed) == f"{command} --seed 3"
 
 
 @pytest.mark.slow
