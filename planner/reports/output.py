@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from planner import domain, manifests
 from planner.documents.certificate import certificate_document, fact_document, facts_document
@@ -484,15 +483,17 @@ def requests_csv(simulation: Simulation) -> str:
     order = np.argsort(simulation.arrival_s, kind="stable")
     images = simulation.image_tokens
     text_tokens = simulation.input_tokens if images is None else simulation.input_tokens - images
-    further: dict[str, npt.NDArray[Any]] = {} if images is None else {"image_tokens": images}
-    for column, index, index_names in (
-        ("tenant", simulation.tenant, simulation.tenants),
-        ("adapter", simulation.adapter, simulation.adapters),
-    ):
-        if index_names:
-            further[column] = np.array(csv_names(index_names), dtype=object)[index]
-    row_format = _CSV_ROW + ",%s" * len(further) + "\n"
-    parts = [",".join((*CSV_COLUMNS, *further)) + "\n"]
+    further = {} if images is None else {"image_tokens": images}
+    named = {
+        column: (index, csv_names(names))
+        for column, index, names in (
+            ("tenant", simulation.tenant, simulation.tenants),
+            ("adapter", simulation.adapter, simulation.adapters),
+        )
+        if names
+    }
+    row_format = _CSV_ROW + ",%s" * (len(further) + len(named)) + "\n"
+    parts = [",".join((*CSV_COLUMNS, *further, *named)) + "\n"]
     for start in range(0, len(order), _CSV_CHUNK):
         rows = order[start : start + _CSV_CHUNK]
         columns = (
@@ -515,6 +516,7 @@ def requests_csv(simulation: Simulation) -> str:
             simulation.preemptions[rows].tolist(),
             [STATUS[status] for status in simulation.status[rows].tolist()],
             *(values[rows].tolist() for values in further.values()),
+            *([of[k] for k in index[rows].tolist()] for index, of in named.values()),
         )
         ids = range(start, start + len(columns[0]))
         text = "".join([row_format % row for row in zip(ids, *columns, strict=True)])

@@ -61,12 +61,7 @@ def read_simulation(
     `columns` are those of the requests (`columns_of`), if they were read already. Raises InputError if a step
     was larger than the tables of step times.
     """
-    # Such a step takes infinitely long: its lane (layout.py) is busy, but no end of a step is due there.
-    is_due = state.due_s[: len(state.lanes)] < layout.NEVER
-    if state.dp_ranks is not None:  # Only the first rank of a worker has events.
-        is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
-    if ((state.lanes["run_steps"] > 0) & ~is_due).any():
-        raise InputError("a step is larger than the tables of its step times; give larger tables")
+    _refuse_steps_beyond_tables(state)
     workers, runs = state.workers, state.runs[: state.counters[layout.RUNS]]
     if columns is None:
         columns = columns_of(state.requests, trace.output_tokens)
@@ -131,6 +126,17 @@ def read_simulation(
         tasks=tasks_of(trace),
         of_class=class_numbers(selectors, trace) if selectors else layout.empty_field("i8"),
     )
+
+
+def _refuse_steps_beyond_tables(state: State) -> None:
+    """Raise InputError if a step was larger than the tables of step times. Such a step takes infinitely long:
+    its lane (layout.py) is busy, but no end of a step is due there.
+    """
+    is_due = state.due_s[: len(state.lanes)] < layout.NEVER
+    if state.dp_ranks is not None:  # Only the first rank of a worker has events.
+        is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
+    if ((state.lanes["run_steps"] > 0) & ~is_due).any():
+        raise InputError("a step is larger than the tables of its step times; give larger tables")
 
 
 def _merge_ranks(state: State) -> tuple[npt.NDArray[np.void], Ints]:

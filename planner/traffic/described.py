@@ -40,7 +40,15 @@ from planner.domain import KV_BLOCK_TOKENS, ROUNDING
 from planner.errors import InputError
 from planner.traffic.agents import Agents, draw_agents
 from planner.traffic.lengths import Lengths
-from planner.traffic.trace import FloatArray, IntArray, Trace, index_ranges, no_edges, sort_waits
+from planner.traffic.trace import (
+    MOST_MEAN_IDS,
+    FloatArray,
+    IntArray,
+    Trace,
+    index_ranges,
+    no_edges,
+    sort_waits,
+)
 from planner.units import DAY_S
 
 # The most requests of one description, and the most block ids of all its prompts together.
@@ -821,13 +829,14 @@ def _prompt_blocks(
 ) -> tuple[IntArray, IntArray, int]:
     """Offsets (kept requests + 1,), ids and size in tokens of the prompt blocks that requests may share:
     blocks of a shared text (`shared` tokens long), and in sessions all other blocks too. Blocks are made
-    larger until there are at most MOST_IDS ids.
+    larger until there are at most MOST_IDS ids, and at most MOST_MEAN_IDS in the mean prompt, as in traces
+    from files.
     """
     if not shared and not has_sessions:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     tokens = inputs[keep] if has_sessions else np.minimum(inputs[keep], shared)
     block = KV_BLOCK_TOKENS
-    while int((tokens // block).sum()) > MOST_IDS:
+    while int((tokens // block).sum()) > min(MOST_IDS, MOST_MEAN_IDS * len(keep)):
         block *= 2
     count = tokens // block
     offsets = np.concatenate(([0], np.cumsum(count)))

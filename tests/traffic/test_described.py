@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from planner.traffic.described_of import described_of
 from planner.traffic.lengths import Fixed, LengthHistogram, Lognormal, Percentiles
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
+from planner.traffic.trace_writing import to_jsonl
 from planner.traffic.workload import count_dispersion, prefix_sharing
 
 PLAIN = Description((20.0,), 1000.0, Lognormal(1500, 1.0), Lognormal(300, 0.5), gap_cv=1.0)
@@ -183,6 +186,18 @@ def test_sessions_grow_and_wait() -> None:
     turns = np.bincount(session_numbers(trace))
     assert 2 < turns.mean() <= 4.5
     assert prefix_sharing(trace).token_hit_frac > 0.5
+
+
+def test_long_prompts_have_the_same_blocks_in_a_file(tmp_path: Path) -> None:
+    """A file's blocks are joined where the mean prompt has over 256. The drawn ones had 16 tokens for all
+    that, so the times of a plan and of its traffic.jsonl differed.
+    """
+    asked = replace(PLAIN, input=Fixed(9000), duration_s=20.0, sessions=Sessions(3.0, 2.0, 100_000))
+    drawn = draw_requests(asked, seed=0)
+    (tmp_path / "traffic.jsonl").write_text(to_jsonl(drawn))
+    read = read_trace(tmp_path / "traffic.jsonl")
+    assert drawn.prefix_block_tokens == read.prefix_block_tokens > 16
+    assert prefix_sharing(drawn).token_hit_frac == prefix_sharing(read).token_hit_frac
 
 
 def test_prefixes_are_shared() -> None:
