@@ -83,7 +83,8 @@ def schedule(
     from planner.api.inputs import fleet_file_warnings, read_fleet
     from planner.api.scheduling import read_market
     from planner.api.scheduling import schedule as schedule_workers
-    from planner.documents.planned_market import schedule_caveat
+    from planner.documents.catalog import read_catalog
+    from planner.documents.planned_market import counted_singly_caveat, schedule_caveat
     from planner.files.checked_files import check_output_directory, check_output_file
     from planner.reports.schedule_page import NAMES
 
@@ -104,9 +105,11 @@ def schedule(
     with Progress() as progress:
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
-        caveats = [caveat] if (caveat := schedule_caveat(market, has_question=slo is not None)) else []
-        # Only a plan.yaml has a caveat, so with one there is a fleet, which may have warnings too.
-        sentences = fleet_file_warnings(market, read_fleet(market, catalog)) if caveats else ()
+        of_plan = schedule_caveat(market, has_question=slo is not None)
+        # Only a plan.yaml has such a caveat, so with one there is a fleet, which may have warnings too.
+        sentences = fleet_file_warnings(market, read_fleet(market, catalog)) if of_plan else ()
+        caveat = of_plan or counted_singly_caveat(market_terms, read_catalog(catalog))
+        caveats = [caveat] if caveat else []
         fleet_warnings = print_warnings(sentences)
         warnings = [*caveats, *fleet_warnings] + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(

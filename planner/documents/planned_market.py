@@ -19,6 +19,7 @@ from planner.domain import OWNED, ROUNDING, SPOT, Gpu, payment_suffix, row_of
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
 from planner.solvers.reserved_schedule import Market
+from planner.solvers.whole_nodes import node_of
 from planner.units import parse_quantity
 
 Document = dict[str, Any]
@@ -73,6 +74,28 @@ def schedule_caveat(path: Path, *, has_question: bool = False) -> str:
         return CAVEAT + caveats
     more_text = f"for which the plan pays {bill['usd_per_h'] - by_gpu:.2f} USD/h more ({idle} idle GPUs)"
     return f"{CAVEAT}, {more_text}{caveats}"
+
+
+def counted_singly_caveat(market: Market, catalog: Catalog) -> str:
+    """A sentence on the GPUs of a schedule.yaml that the catalog sells by whole nodes, which the workers of a
+    kind do not fill. Empty if there are none.
+    """
+    rented = {offer.gpu for offer in market.offers if offer.on_demand_usd_per_h is not None}
+    counts = {pair for worker in market.worker_types for pair in worker.gpu_counts.items()}
+    split = sorted(
+        {
+            f"{name} by {node.gpus}"
+            for name, gpus in counts
+            if name in rented and name in catalog.gpus and (node := node_of(catalog.gpus[name])) is not None
+            if gpus % node.gpus
+        }
+    )
+    if not split:
+        return ""
+    return (
+        "GPUs in use are counted, not the idle ones of whole nodes, in which the catalog sells "
+        f"{' and '.join(split)}"
+    )
 
 
 def _read_plan_file(path: Path) -> tuple[Path, Document]:

@@ -15,7 +15,13 @@ from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.markets import parse_market
 from planner.documents.offers import offer_of
-from planner.documents.planned_market import offer_documents, read_planned, schedule_caveat, schedule_document
+from planner.documents.planned_market import (
+    counted_singly_caveat,
+    offer_documents,
+    read_planned,
+    schedule_caveat,
+    schedule_document,
+)
 from planner.documents.task import parse_task, read_task
 from planner.errors import InfeasibleError, InputError
 from planner.solvers.reserved_schedule import Demand, schedule
@@ -63,6 +69,24 @@ def test_a_plan_on_spot_is_said_to_be_scheduled_off_it(folder: Path) -> None:
     assert said not in schedule_caveat(folder)
     (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN | {"workers": on_spot}))
     assert said in schedule_caveat(folder)
+
+
+def test_a_schedule_by_hand_says_that_it_counts_gpus_singly() -> None:
+    """H100 are sold by nodes of eight, which workers of 16 fill, L40S singly; owned nodes are paid."""
+    by_hand: dict[str, Any] = {
+        "gpus": {"h100-80g": {"on_demand": "3 usd/h"}, "l40s-48g": {"on_demand": "1 usd/h"}},
+        "capacity": [
+            {"llm": "chat", "worker": gpu, "gpu": gpu, "gpus": 4, "rate": "2 req/s"}
+            for gpu in ("h100-80g", "l40s-48g")
+        ],
+    }
+    said = counted_singly_caveat(parse_market(by_hand), CATALOG)
+    assert "h100-80g by 8" in said and "l40s" not in said
+    by_hand["capacity"][0]["gpus"] = 16
+    assert not counted_singly_caveat(parse_market(by_hand), CATALOG)
+    by_hand["capacity"][0]["gpus"] = 4
+    by_hand["gpus"]["h100-80g"] = {"owned": 8}
+    assert not counted_singly_caveat(parse_market(by_hand), CATALOG)
 
 
 PRICED = SLO.replace("h100-80g: 3 usd/h", "h100-80g: {on_demand: 5 usd/h, reserved: 3 usd/h}")
