@@ -21,7 +21,7 @@ from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.table import parse_controller
 from planner.day.day_api import day
 from planner.day.day_study import DayAnswer
-from planner.simulator.elastic import simulate_elastic
+from planner.simulator.elastic import ElasticFleet, simulate_together
 from planner.traffic.trace import Trace
 
 SLO = {
@@ -96,7 +96,8 @@ def main() -> None:
     for name, trace in (("the day", seen), ("two weeks", weeks)):
         controller = parse_controller("hpa", {"metric": "kv"})(knowledge)
         began = time.process_time()
-        run = simulate_elastic(question.fleet, trace, question.pools, controller, limits=question.slo.limits)
+        fleet = ElasticFleet(question.fleet, trace, question.pools, controller, question.slo.limits)
+        (run,) = simulate_together([fleet])
         taken_s = time.process_time() - began
         decisions = len(run.requested_sizes)
         print(f"{name}: {len(trace)} requests, {decisions} decisions of an HPA, {taken_s:.2f} CPU s")

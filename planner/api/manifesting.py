@@ -56,7 +56,7 @@ class ManifestsResult(Result):
             "refused": rendered.refused,
             "notes": rendered.notes,
             "warnings": rendered.warnings,
-            **({"doubts": list(self.plan_warnings)} if self.plan_warnings else {}),
+            **({"plan_warnings": list(self.plan_warnings)} if self.plan_warnings else {}),
         }
 
     def to_frame(self) -> pd.DataFrame:

@@ -163,7 +163,7 @@ def show_support(
         return
     print_mapping(_llm_in_words(llm_read), llm_read.name)
     # Whether a sequence takes memory in addition to its KV tokens, for its windows and states.
-    has_beside = any(row["blocks_beside"] for row in rows)
+    has_beside = any(row["extra_kv_blocks"] for row in rows)
     has_ranks = any(row["dp"] > 1 for row in rows)
     print_rows(
         [_support_columns(row, has_beside, has_ranks) for row in rows],
@@ -205,7 +205,7 @@ def _legend_lines(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]
             "low latency, high throughput: ranks on several nodes, with DeepEP's kernels of that name; the "
             f"former in steps of up to {MOST_LOW_LATENCY_TOKENS} tokens, the latter in prefill pools."
         )
-    if any(row["blocks_beside"] for row in rows):
+    if any(row["extra_kv_blocks"] for row in rows):
         lines.append(
             "beside: KV tokens' worth of memory that a sequence of full context takes for its windows and "
             "states, in addition to its KV tokens."
@@ -234,7 +234,7 @@ def _support_columns(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> 
     error = row["error_frac"]  # The held-out error of a fit; `support.STEP_TIMES` explains it.
     # Without measured kernels the error of step times is unknown.
     upper_ends = None if row["unchecked"] else row["spread"]
-    beside = {"beside": f"{KV_BLOCK_TOKENS * row['blocks_beside']:,}"} if has_beside else {}
+    beside = {"beside": f"{KV_BLOCK_TOKENS * row['extra_kv_blocks']:,}"} if has_beside else {}
     return {
         "gpu": row["gpu"],
         "tp": f"{row['tp']} EP" if row["ep"] else f"{row['tp']}",

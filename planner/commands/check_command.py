@@ -33,7 +33,7 @@ def check(
         except PlannerError as error:
             errors[str(file)] = error.line
     if json_output:
-        print_json({"read": list(warnings), "doubts": warnings, "errors": errors})
+        print_json({"read": list(warnings), "warnings": warnings, "errors": errors})
     else:
         for name, sentences in warnings.items():
             print_lines("\n".join([f"{name}: ok", *(f"  mind: {sentence}" for sentence in sentences)]))

@@ -24,6 +24,7 @@ OLDER_KEYS = {
     "sentence": "said",
     "tightest": "decides",
     "downscale": "one_in",
+    "half_width": "half",
 }
 
 # -- results of a simulation -------------------------------------------------------------------------------

@@ -621,7 +621,7 @@ def _(fact: Repeats) -> str:
     }[fact.decision]
     for name, seconds in fact.limits.items():
         if math.isfinite(seconds.mean):
-            half_width = f" ± {seconds.half:.2g}" if math.isfinite(seconds.half) else ""
+            half_width = f" ± {seconds.half_width:.2g}" if math.isfinite(seconds.half_width) else ""
             figures.append(
                 f"{name} {seconds.mean:.3g}{half_width} s on average, {seconds.most:.3g} s at most"
             )

@@ -405,7 +405,7 @@ def _interval_text(value: Interval) -> str:
     """
     if not np.isfinite(value.mean):
         return "–"
-    half_s = float(f"{value.half:.2g}")
+    half_s = float(f"{value.half_width:.2g}")
     plus_minus = f" ± {show_s(half_s)}" if np.isfinite(half_s) else ""
     return f"{show_s(value.mean)}{plus_minus} ({show_s(value.most)})"
 

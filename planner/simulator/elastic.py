@@ -28,7 +28,6 @@ from planner.simulator.initial_state import elastic_state, engine_of
 from planner.simulator.kernel_variants import for_whole_kernel
 from planner.simulator.layout import State
 from planner.simulator.read_results import read_simulation
-from planner.simulator.replay import room_for_runs
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 from planner.units import DAY_S, HOUR_S
@@ -216,44 +215,30 @@ _OFF, _STARTING, _READY, _DRAINING = range(4)  # Phases of a worker.
 _IS_READY, _IS_STOPPED, _IS_INTERRUPTED, _IS_EMPTY, _LOOKS_FOR_ROOM, _READS_METRICS, _DECIDES = range(7)
 
 
-def simulate_elastic(
-    fleet: Fleet,
-    trace: Trace,
-    pools: Sequence[ElasticPool],
-    controller: Controller,
-    *,
-    limits: Sequence[Limit] = (),
-    every_s: float | None = None,
-    stop_early: bool = False,
-    record: bool = False,
-) -> ElasticRun:
-    """Simulate `trace` on `fleet`, whose pools `controller` resizes, to the last token.
+def simulate_together(fleets: Sequence[ElasticFleet], limits: StockLimits | None = None) -> list[ElasticRun]:
+    """Simulate one fleet or several, each with its own traffic and controller, that share the GPUs within
+    `limits`, to the last token.
 
-    `pools` (P,) say how each pool of the fleet may change. If a pool shrinks, its workers that still start
-    are given up first, the latest requested first; then ready ones, the latest ready first, and among equals
-    the one with the highest number, as a Kubernetes ReplicaSet does. A worker that is gone leaves its number
-    to the next one. Spot interruptions are drawn with the fleet's policies.seed, for each worker separately,
-    from the moment it is ready.
+    If a pool shrinks, its workers that still start are given up first, the latest requested first; then ready
+    ones, the latest ready first, and among equals the one with the highest number, as a Kubernetes ReplicaSet
+    does. A worker that is gone leaves its number to the next one. Spot interruptions are drawn with the
+    fleet's policies.seed, for each worker separately, from the moment it is ready. Requests that find no
+    worker wait in limbo as long as one that is off could hold them. They are left unfinished if none finishes
+    for LIMBO_PATIENCE_S plus the time of a start after the last arrival.
 
-    Requests that find no worker wait in limbo as long as one that is off could hold them. They are left
-    unfinished if none finishes for LIMBO_PATIENCE_S plus the time of a start after the last arrival.
-    `limits`, `stop_early` and `record` are those of `replay.simulate`, which gives the same result if the
-    controller changes nothing. Raises InputError for what cannot be simulated so: sessions, other engines
-    than the stepwise one, pools that flip.
+    All workers together, starting and draining ones included, are within the `limits` at any moment. If
+    there are too few GPUs, then within a fleet the pool goes first that has the smallest share of the workers
+    it wants, and between fleets the one that has waited longest, since it lacked GPUs or got a worker last.
+
+    Raises InputError for what cannot be simulated so: sessions, other engines than the stepwise one, pools
+    that flip.
     """
-    elastic_fleet = ElasticFleet(fleet, trace, pools, controller, tuple(limits), every_s)
-    elastic_fleet.check()
-    # The kernel records runs of steps as far as its arrays have room. If there were more, all is simulated
-    # once more, with room for them.
-    runs = room_for_runs(trace) if record else 0
-    while True:
-        state = elastic_fleet.first_state(runs=runs)
-        run = _ElasticRun(state, elastic_fleet, Stock(None))
-        run_to_the_end([run], stop_early=stop_early)
-        needed = int(state.counters[layout.RUNS])  # The run has written into `state`.
-        if not record or needed <= runs:
-            return run.result()
-        runs = needed
+    shared = Stock(limits)
+    for elastic in fleets:
+        elastic.check()
+    runs = [_ElasticRun(elastic.first_state(), elastic, shared) for elastic in fleets]
+    run_to_the_end(runs)
+    return [run.result() for run in runs]
 
 
 def simulate_in_windows(
@@ -266,8 +251,8 @@ def simulate_in_windows(
     *,
     until_s: float = 0.0,
 ) -> ElasticRun:
-    """`simulate_elastic` with limits counted from the first to the last of `edges_s` (V + 1,), at least until
-    `until_s`.
+    """Simulate one fleet as `simulate_together` does, with limits counted from the first to the last of
+    `edges_s` (V + 1,), at least until `until_s`.
 
     They are also counted in each window between two edges (`counted_in` and `violations_in`). Steps are not
     recorded.
@@ -285,11 +270,12 @@ def simulate_in_windows(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElasticFleet:
-    """A fleet with its own traffic and controller, alone or beside others with which it shares GPUs; the
-    fields are the arguments of `simulate_elastic`.
+    """A fleet with its own traffic and controller, alone or beside others with which it shares GPUs.
 
-    Until `until_s` the controller resizes the fleet even if all of its requests are done, because the GPUs
-    that it gives back may be wanted by the other fleets, and are paid no longer.
+    `pools` (P,) say how each pool of the fleet may change. `limits` and `every_s` are those of
+    `replay.simulate`, which gives the same result if the controller changes nothing. Until `until_s` the
+    controller resizes the fleet even if all of its requests are done, because the GPUs that it gives back may
+    be wanted by the other fleets, and are paid no longer.
     """
 
     fleet: Fleet
@@ -313,15 +299,10 @@ class ElasticFleet:
             for pool, elastic in zip(self.fleet.pools, self.pools, strict=True)
         ]
 
-    def first_state(self, *, runs: int = 0) -> State:
-        """The kernel's arrays at time zero, with room to record `runs` runs of steps."""
+    def first_state(self) -> State:
+        """The kernel's arrays at time zero."""
         return elastic_state(
-            self.largest_fleet,
-            self.trace,
-            self.first_sizes,
-            limits=self.limits,
-            every_s=self.every_s,
-            runs=runs,
+            self.largest_fleet, self.trace, self.first_sizes, limits=self.limits, every_s=self.every_s
         )
 
     def check(self) -> None:
@@ -367,28 +348,13 @@ def refuse_waits(trace: Trace, llm: str = "") -> None:
         )
 
 
-def simulate_together(fleets: Sequence[ElasticFleet], limits: StockLimits | None = None) -> list[ElasticRun]:
-    """One fleet or several, each with its own traffic and controller, that share the GPUs within `limits`.
-
-    All workers together, starting and draining ones included, are within the `limits` at any moment. If
-    there are too few GPUs, then within a fleet the pool goes first that has the smallest share of the workers
-    it wants, and between fleets the one that has waited longest, since it lacked GPUs or got a worker last.
-    """
-    shared = Stock(limits)
-    for elastic in fleets:
-        elastic.check()
-    runs = [_ElasticRun(elastic.first_state(), elastic, shared) for elastic in fleets]
-    run_to_the_end(runs)
-    return [run.result() for run in runs]
-
-
-def run_to_the_end(runs: Sequence[_ElasticRun], *, stop_early: bool = False) -> None:
+def run_to_the_end(runs: Sequence[_ElasticRun]) -> None:
     """Advance several runs together, each time the one whose next pause is first, and among those of one
     moment the one that has waited longest for GPUs.
 
     So GPUs that one run gives back are there for the others from that moment on.
     """
-    simulations = [run.simulate_by_pauses(stop_early) for run in runs]
+    simulations = [run.simulate_by_pauses() for run in runs]
     for simulation in simulations:
         next(simulation)
     present = list(range(len(runs)))
@@ -488,7 +454,7 @@ class _ElasticRun:
             self.add_event(max(time_s - lag_s, self.now_s), _READS_METRICS)
         self.add_event(time_s, _DECIDES)
 
-    def simulate_by_pauses(self, stop_early: bool) -> Iterator[float]:
+    def simulate_by_pauses(self) -> Iterator[float]:
         """Simulate from pause to pause; each time, the time of the next pause is yielded.
 
         Raises InputError if the stock has too few GPUs for the workers at time zero.
@@ -508,16 +474,13 @@ class _ElasticRun:
         self.add_event(0.0, _READS_METRICS)
         self.plan_decisions(-math.inf)
         yield self.pause_s()
-        while self.run_to_pause(stop_early):
+        while self.run_to_pause():
             yield self.pause_s()  # Workers that have gone may have made room for runs that waited longer.
             self.carry_out_events()
             if self.is_stuck():
                 break
             yield self.pause_s()
-        if stop_early:
-            self.end_drained()
-        else:
-            yield from self.wind_down()
+        yield from self.wind_down()
 
     def wind_down(self) -> Iterator[float]:
         """Go on with the lives of workers after the kernel has served all requests, from pause to pause.
@@ -591,7 +554,7 @@ class _ElasticRun:
                 slot.phase = _READY
                 self.due_disturbances.append((event.time_s, layout.UP, slot.first_rank))
 
-    def run_to_pause(self, stop_early: bool) -> bool:
+    def run_to_pause(self) -> bool:
         """Let the kernel run to the next pause. False if the run ends before it."""
         pause_s = self.pause_s()
         self.make_ready(pause_s)
@@ -609,10 +572,10 @@ class _ElasticRun:
         pause = len(self.due_disturbances) - 1
         self.due_disturbances.clear()
         self.state.counters[layout.NEXT_DISTURBANCE] = 0
-        closed_loop = 0  # Requests arrive at their own times.
-        kernel.simulate_events(for_whole_kernel(self.state), closed_loop, stop_early)
+        # 0: requests arrive at their own times. False: it does not stop where a limit is broken.
+        kernel.simulate_events(for_whole_kernel(self.state), 0, False)
         if self.state.counters[layout.NEXT_DISTURBANCE] <= pause:
-            return False  # All requests were done, or a limit was broken, before the pause.
+            return False  # All requests were done before the pause.
         self.now_s = pause_s
         self.end_drained()
         return True

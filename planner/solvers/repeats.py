@@ -41,7 +41,7 @@ class Interval:
     """
 
     mean: float
-    half: float  # Half the width of the mean's interval.
+    half_width: float  # Of the mean's interval.
     least: float
     most: float
 
@@ -57,8 +57,8 @@ def confidence_interval(values: Sequence[float | None]) -> Interval:
     t = float(stdtrit(n - 1, 0.5 + CONFIDENCE_FRAC / 2)) if n > 1 else math.nan
     with np.errstate(invalid="ignore"):  # A percentile that no request reaches is infinite: inf - inf is NaN.
         deviation = float(sample.std(ddof=1)) if n > 1 else math.nan
-    half = t * deviation / math.sqrt(n)
-    return Interval(float(sample.mean()), half, float(sample.min()), float(sample.max()))
+    half_width = t * deviation / math.sqrt(n)
+    return Interval(float(sample.mean()), half_width, float(sample.min()), float(sample.max()))
 
 
 def decide_sequentially(

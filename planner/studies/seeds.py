@@ -156,8 +156,8 @@ def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
     bounds = confidence_interval(values)
     numbers = {
         "mean": bounds.mean,
-        "low": bounds.mean - bounds.half,
-        "high": bounds.mean + bounds.half,
+        "low": bounds.mean - bounds.half_width,
+        "high": bounds.mean + bounds.half_width,
         "least": bounds.least,
         "most": bounds.most,
     }

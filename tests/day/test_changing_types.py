@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
+from elastic_runs import simulate_elastic
 from simulations import LLM
 from small_days import SmallDay, every_sequence, random_day
 
@@ -27,7 +28,6 @@ from planner.day.search.window_cuts import window_cuts
 from planner.errors import PlannerError
 from planner.fleet import Fleet, Pool
 from planner.reports.fact_sentences import SAME_USD
-from planner.simulator.elastic import simulate_elastic
 from planner.simulator.slo_verdict import missed_windows
 from planner.simulator.timetable import Timetable
 from planner.solvers.pool_sizes import ready_workers_at_no_cost

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from elastic_runs import simulate_elastic
 from shares import some
 from small_days import SmallDay, billed, cheapest_of_all, quick_day, random_day, simulated
 
 from planner.day.search.day_optimum import DayOptimum, cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
 from planner.errors import InfeasibleError, InputError
-from planner.simulator.elastic import simulate_elastic
 from planner.simulator.slo_verdict import judge_slo
 from planner.simulator.timetable import Timetable
 

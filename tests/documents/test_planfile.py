@@ -88,12 +88,16 @@ def test_so_it_does_where_the_traffic_is_drawn(folder: Path, catalog: Catalog, t
     assert found.certificate.repeats
     for name, text in output.render(found, command=command).items():
         assert text == (tmp_path / "out" / name).read_text(), name
-    document = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    written = (tmp_path / "out" / "certificate.json").read_text()
+    assert '"half_width"' in written  # Older versions wrote "half".
+    (tmp_path / "out" / "certificate.json").write_text(written.replace('"half_width"', '"half"'))
+    assert read_plan(tmp_path / "out", catalog)[0].certificate.repeats == found.certificate.repeats
+    document = json.loads(written)
     values: tuple[object, ...] = (
         None,
         [],
         "x",
-        {"ttft p90": {"mean": "x", "half": 1, "least": 1, "most": 1}},
+        {"ttft p90": {"mean": "x", "half_width": 1, "least": 1, "most": 1}},
     )
     for value in values:
         damage = damaged(document, "certificate.repeats.0.limits", value)

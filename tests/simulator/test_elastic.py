@@ -9,19 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from elastic_reference import ElasticReference, Script
+from elastic_runs import simulate_elastic
 from ranks_reference import random_ranked_case
-from simulations import (
-    LLM,
-    make_latency,
-    make_pool,
-    make_trace,
-    mixed,
-    prefix_trace,
-    random_case,
-    random_prompts,
-)
+from simulations import LLM, make_latency, make_pool, make_trace, prefix_trace, random_case, random_prompts
 
-from planner.domain import Limit
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, PinnedPrefix, Policies, Role
 from planner.simulator.elastic import (
@@ -30,7 +21,6 @@ from planner.simulator.elastic import (
     ElasticPool,
     ElasticRun,
     MetricsReading,
-    simulate_elastic,
     simulate_together,
 )
 from planner.simulator.replay import simulate
@@ -167,15 +157,6 @@ def test_a_controller_that_never_changes_is_the_static_fleet(seed: int) -> None:
             record=record,
         )
         same_bytes(run.simulation, simulate(fleet, trace, limits=limits, record=record))
-
-
-def test_pauses_change_nothing_where_it_stops_early() -> None:
-    """A limit that breaks ends both at the same event."""
-    fleet, trace = mixed(make_latency()), make_trace(np.arange(20.0), np.full(20, 8), np.full(20, 9))
-    limits = (Limit("ttft", 0.5, 0.1),)
-    run = simulate_elastic(fleet, trace, static_pools(fleet), Always(0.3), limits=limits, stop_early=True)
-    same_bytes(run.simulation, simulate(fleet, trace, limits=limits, stop_early=True))
-    assert not run.simulation.complete
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -426,21 +407,6 @@ def test_who_has_waited_longest_gets_the_gpus_first() -> None:
     )
     assert [len(run.spans) for run in runs] == [1, 2, 1]
     assert runs[1].spans[1].requested_s == 5.0
-
-
-def test_a_worker_that_still_drains_at_the_end_was_given_up_before() -> None:
-    """The run ends early, when the second request cannot keep its limit, while worker 1 drains from 2 on."""
-    trace = make_trace([0.0, 0.0, 0.0], [1, 1, 1], [20, 20, 20])
-    run = simulate_elastic(
-        one(2, seats=1),
-        trace,
-        [ElasticPool(1.0, most=2)],
-        Script(2.0, [[2], [1]]),
-        limits=[Limit("ttft", 1.0, 5.0)],
-        stop_early=True,
-    )
-    assert [span.given_up_s for span in run.spans] == [run.end_s, 2.0]
-    assert run.end_s > 2.0
 
 
 def test_a_fleet_without_requests_left_gives_gpus_back_when_they_are_free() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from elastic_runs import simulate_elastic
 from simulations import LLM, make_latency, make_pool, make_trace
 
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.simulator.elastic import ElasticPool, simulate_elastic
+from planner.simulator.elastic import ElasticPool
 from planner.simulator.timetable import Timetable
 
 

@@ -95,20 +95,20 @@ def test_an_interval_by_hand() -> None:
     """1, 2, 3: mean 2, deviation 1, t(0.975; 2) = 4.302653, so +- 4.302653 / sqrt(3) = 2.484138."""
     found = confidence_interval([1.0, 2.0, 3.0])
     assert (found.mean, found.least, found.most) == (2.0, 1.0, 3.0)
-    assert found.half == pytest.approx(2.484138, abs=1e-6)
+    assert found.half_width == pytest.approx(2.484138, abs=1e-6)
 
 
 def test_an_interval_covers_the_mean_as_often_as_it_says() -> None:
     """Five of a normal distribution, 2000 times: 95 % +- 3 sqrt(0.95 0.05 / 2000) = 1.5 % hold the mean."""
     rng = np.random.default_rng(0)
     found = [confidence_interval(rng.normal(7.0, 2.0, 5).tolist()) for _ in range(2000)]
-    covered = np.mean([abs(one.mean - 7.0) <= one.half for one in found])
+    covered = np.mean([abs(one.mean - 7.0) <= one.half_width for one in found])
     assert covered == pytest.approx(0.95, abs=0.015)
 
 
 def test_a_figure_that_one_seed_never_reaches_has_no_mean() -> None:
     found = confidence_interval([1.0, None, 3.0])
-    assert np.isnan([found.mean, found.half, found.least, found.most]).all()
+    assert np.isnan([found.mean, found.half_width, found.least, found.most]).all()
 
 
 def test_a_run_without_chance_says_so() -> None:

@@ -10,13 +10,14 @@ from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
+from elastic_runs import simulate_elastic
 from simulations import LLM, make_latency, make_pool, make_trace
 
 from planner.day.search import day_optimum
 from planner.day.search.day_runs import slo_edges_s
 from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Policies, Role
-from planner.simulator.elastic import ElasticPool, ElasticRun, Span, simulate_elastic
+from planner.simulator.elastic import ElasticPool, ElasticRun, Span
 from planner.simulator.slo_verdict import judge_slo
 from planner.simulator.timetable import Timetable
 from planner.traffic.trace import Trace
