@@ -18,7 +18,7 @@ from planner.commands.command_output import (
     refuse_to_overwrite,
 )
 from planner.commands.printed_tables import print_json, print_lines, print_rows, print_table
-from planner.commands.what_if_command import SloArgument
+from planner.commands.study_options import SloArgument
 from planner.errors import InputError
 from planner.search.oracle.work_clock import USUAL_LIMIT_S
 

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, at_work, refuse_to_overwrite
+from planner.commands.command_output import refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_lines, print_rows
-from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
-from planner.search.oracle.work_clock import USUAL_LIMIT_S
+from planner.commands.study_options import StudyOptions, with_study_options
 from planner.slo_metrics import METRICS
 from planner.units import parse_quantity
 
@@ -19,33 +18,24 @@ from planner.units import parse_quantity
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
 
 
+@with_study_options()
 def pareto(
-    slo: SloArgument,
+    options: StudyOptions,
     over: Annotated[
         str, typer.Option("--over", help=f"{', '.join(METRICS)} (or ttft.p90), power, cost, rate.")
     ],
-    trace: TraceArgument = None,
     first: Annotated[
         str | None, typer.Option("--from", help="One end of the range; default: half the question's limit.")
     ] = None,
     last: Annotated[str | None, typer.Option("--to", help="The other end; default: twice the limit.")] = None,
     points: Annotated[int, typer.Option("--points", min=1, help="Plans to make at most.")] = 12,
     out: Annotated[Path | None, shared_options.out_folder(f"Folder for {', '.join(NAMES)}.")] = None,
-    catalog: shared_options.CatalogOption = None,
-    seed: shared_options.SeedOption = 0,
-    time_limit: TimeOption = USUAL_LIMIT_S,
-    executor: shared_options.ExecutorOption = None,
-    address: shared_options.AddressOption = None,
-    drop_invalid: shared_options.DropOption = False,
-    json_output: shared_options.JsonOption = False,
-    quiet: shared_options.QuietOption = False,
 ) -> None:
     """Cost against a limit: every fleet found on the frontier, and the limit at which it stops holding.
 
     With --over cost the fleets of the least power are sought, or of the fewest GPUs if the objective is gpus.
     """
     from planner.api.questions import read_task
-    from planner.documents.catalog import read_catalog
     from planner.files import checked_files
     from planner.studies import pareto_frontier, pareto_page
 
@@ -56,19 +46,18 @@ def pareto(
     ]
     if out is not None:
         checked_files.check_output_directory(out)
-        refuse_to_overwrite([out / name for name in NAMES], slo, trace)
-    with Progress(quiet=quiet) as progress, at_work(executor, address):
-        catalog_rows = read_catalog(catalog)
-        study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
+        refuse_to_overwrite([out / name for name in NAMES], options.slo, options.trace)
+    with options.at_work() as (progress, catalog):
+        study = options.study(catalog, progress)
         # The study has the traffic but not the question, whose limit `find_frontier` changes.
-        task = read_task(slo, catalog_rows).task()
+        task = read_task(options.slo, catalog).task()
         frontier = pareto_frontier.find_frontier(
             study, task, over, first=ends[0], last=ends[1], points=points
         )
         document = pareto_frontier.frontier_document(frontier)
         if out is not None:
             checked_files.write_files(out, pareto_page.render_frontier(frontier))
-    if json_output:
+    if options.json_output:
         print_json(document, study.trace.warnings)
     else:
         # `with_proof=False`: without the column on the best fleet with one worker type per pool.

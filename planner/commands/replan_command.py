@@ -8,39 +8,30 @@ from typing import Annotated, Any
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, at_work, print_warnings, refuse_to_overwrite
+from planner.commands.command_output import print_warnings, refuse_to_overwrite
 from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text
-from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
+from planner.commands.study_options import StudyOptions, with_study_options
 from planner.domain import OWNED
 from planner.errors import InputError
-from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import metric_label
 from planner.units import HOUR_S, count_text, parse_quantity, show_beside, show_digits, show_s
 
 MOST_USD = 1e9  # Starting or stopping a worker costs less; more is a mistake in the unit.
 
 
+@with_study_options()
 def replan(
+    options: StudyOptions,
     current: Annotated[
         Path,
         typer.Option("--current", readable=False, help="plan.yaml, its folder, or the fleet.yaml that runs."),
     ],
-    slo: SloArgument,
-    trace: TraceArgument = None,
     horizon: Annotated[str, typer.Option("--horizon", help="How long the new fleet is to run.")] = "24 h",
     start_cost: Annotated[
         float, typer.Option("--start-cost", min=0.0, help="USD per worker started: loading, warming up.")
     ] = 1.0,  # This is replanning.USUAL_START_USD, whose import would slow every command down.
     stop_cost: Annotated[float, typer.Option("--stop-cost", min=0.0, help="USD per worker stopped.")] = 0.0,
     out: Annotated[Path | None, shared_options.out_file("Write the new fleet as a fleet.yaml.")] = None,
-    catalog: shared_options.CatalogOption = None,
-    seed: shared_options.SeedOption = 0,
-    time_limit: TimeOption = USUAL_LIMIT_S,
-    executor: shared_options.ExecutorOption = None,
-    address: shared_options.AddressOption = None,
-    drop_invalid: shared_options.DropOption = False,
-    json_output: shared_options.JsonOption = False,
-    quiet: shared_options.QuietOption = False,
 ) -> None:
     """Keep what runs while it holds; else the smallest change that pays over the horizon.
 
@@ -49,7 +40,6 @@ def replan(
     from planner.api.inputs import fleet_file_warnings, plan_file, read_fleet
     from planner.api.questions import read_task
     from planner.api.studying import replan_in
-    from planner.documents.catalog import read_catalog
     from planner.files import checked_files
     from planner.studies.replanning import ReplanTerms
 
@@ -60,20 +50,19 @@ def replan(
     file = plan_file(current)
     if out is not None:
         checked_files.check_output_file(out)
-        refuse_to_overwrite([out], file, slo, trace)
-    with Progress(quiet=quiet) as progress, at_work(executor, address):
-        catalog_rows = read_catalog(catalog)
-        task = read_task(slo, catalog_rows)
-        running = read_fleet(file, catalog_rows, slo=task)
+        refuse_to_overwrite([out], file, options.slo, options.trace)
+    with options.at_work() as (progress, catalog):
+        task = read_task(options.slo, catalog)
+        running = read_fleet(file, catalog, slo=task)
         # Warnings on the fleet's file: a plan that was changed by hand, for instance.
         warnings = print_warnings(fleet_file_warnings(file, running))
-        study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
+        study = options.study(catalog, progress)
         planned_on = file.parent / "requests.csv"
         result = replan_in(study, task, running, planned_on, ReplanTerms(horizon_h, start_cost, stop_cost))
         if out is not None:
             result.save(out)
     answer_document = result.to_dict()
-    if json_output:
+    if options.json_output:
         print_json(answer_document, warnings + study.trace.warnings)
     else:
         _print_answer(answer_document, str(planned_on))

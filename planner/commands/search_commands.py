@@ -20,7 +20,7 @@ from planner.commands.command_output import (
     traffic_option,
 )
 from planner.commands.printed_tables import print_json, print_mapping, print_rows
-from planner.commands.what_if_command import SloArgument, TraceArgument
+from planner.commands.study_options import SloArgument, TraceArgument
 from planner.documents.traffic_description import describes_traffic
 from planner.errors import InputError
 from planner.units import count_text, show_beside, show_digits

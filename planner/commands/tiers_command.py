@@ -6,44 +6,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from planner.commands import shared_options
-from planner.commands.command_output import Progress, at_work
 from planner.commands.printed_tables import print_json, print_lines, print_rows
-from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
+from planner.commands.study_options import StudyOptions, with_study_options
 from planner.units import count_text, show_percent
 
 if TYPE_CHECKING:
     from planner.studies.tier_study import TierChoice, TierStudy
 
 
-def tiers(
-    slo: SloArgument,
-    trace: TraceArgument = None,
-    catalog: shared_options.CatalogOption = None,
-    seed: shared_options.SeedOption = 0,
-    time_limit: TimeOption = 300.0,
-    executor: shared_options.ExecutorOption = None,
-    address: shared_options.AddressOption = None,
-    drop_invalid: shared_options.DropOption = False,
-    quiet: shared_options.QuietOption = False,
-    json_output: shared_options.JsonOption = False,
-) -> None:
+@with_study_options(time_limit=300.0)
+def tiers(options: StudyOptions) -> None:
     """How much memory behind the KV caches is worth buying: CPU memory, local disks, or a store for all.
 
     Fleets on paper; sizes, speeds and prices from catalogs/kv_tiers.yaml. slo.yaml needs
     policies: {prefix_cache: true}.
     """
     from planner.api.questions import read_task
-    from planner.documents.catalog import read_catalog
     from planner.documents.kv_tiers import read_kv_tiers
     from planner.studies.tier_study import choose_tiers
 
-    with Progress(quiet=quiet) as progress, at_work(executor, address):
-        catalog_rows = read_catalog(catalog)
-        study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
-        task = read_task(slo, catalog_rows).task()
-        tier_study = choose_tiers(study, task, read_kv_tiers(catalog))
-    if json_output:
+    with options.at_work() as (progress, catalog):
+        study = options.study(catalog, progress)
+        task = read_task(options.slo, catalog).task()
+        tier_study = choose_tiers(study, task, read_kv_tiers(options.catalog))
+    if options.json_output:
         print_json(tiers_document(tier_study), study.trace.warnings)
         return
     print_rows([_cells(row, tier_study) for row in tier_study.choices], "KV tiers")

@@ -9,47 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.commands import shared_options
-from planner.commands.command_output import Progress, at_work, read_requests
 from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text
-from planner.documents.catalog import read_catalog
+from planner.commands.study_options import StudyOptions, with_study_options
 from planner.errors import InfeasibleError, InputError
-from planner.search.oracle.work_clock import USUAL_LIMIT_S
 from planner.slo_metrics import metric_label
 from planner.units import in_unit, show_digits, show_percent, show_s
 
 if TYPE_CHECKING:
-    from planner.studies.what_if import ChangedQuestion, Study, StudyAnswer
-
-SloArgument = Annotated[Path, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
-TraceArgument = Annotated[
-    Path | None,
-    typer.Option(
-        "--trace",
-        readable=False,
-        help=f"{shared_options.TRACE_HELP} Leave it out where slo.yaml describes the traffic.",
-    ),
-]
-TimeOption = Annotated[
-    float, typer.Option("--time-limit", min=0.1, help="Seconds for each plan; then the best so far counts.")
-]
+    from planner.studies.what_if import ChangedQuestion, StudyAnswer
 
 
+@with_study_options()
 def what_if(
-    slo: SloArgument,
-    trace: TraceArgument = None,
+    options: StudyOptions,
     changes: Annotated[
         list[str] | None,
         typer.Option("--change", help="KEY=VALUE in slo.yaml, 'slo.ttft.p90=1 s'; KEY= takes it out."),
     ] = None,
-    catalog: shared_options.CatalogOption = None,
-    seed: shared_options.SeedOption = 0,
-    time_limit: TimeOption = USUAL_LIMIT_S,
-    executor: shared_options.ExecutorOption = None,
-    address: shared_options.AddressOption = None,
-    drop_invalid: shared_options.DropOption = False,
-    json_output: shared_options.JsonOption = False,
-    quiet: shared_options.QuietOption = False,
 ) -> None:
     """Plan before and after changes of slo.yaml, and see what moves.
 
@@ -61,17 +37,16 @@ def what_if(
 
     if not changes:
         raise InputError("--change is missing: say what changes, such as --change 'slo.ttft.p90=1 s'")
-    with Progress(quiet=quiet) as progress, at_work(executor, address):
-        catalog_rows = read_catalog(catalog)
-        question = read_task(slo, catalog_rows)
+    with options.at_work() as (progress, catalog):
+        question = read_task(options.slo, catalog)
         document = dict(question.document)
         for text in changes:
-            document = change_question(document, text, catalog_rows)
-        changed = TaskDocument(document, catalog_rows, Path(f"{slo} with {', '.join(changes)}"))
+            document = change_question(document, text, catalog)
+        changed = TaskDocument(document, catalog, Path(f"{options.slo} with {', '.join(changes)}"))
         changed.task()  # Raises now if the changed question is not valid.
-        study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
+        study = options.study(catalog, progress)
         result = what_if_in(study, question, changed, ", ".join(changes))
-    if json_output:
+    if options.json_output:
         print_json(result.to_dict(), study.trace.warnings)
     else:
         if rows := moved_rows(result.before, result.moved, list(result.bounds)):
@@ -81,18 +56,10 @@ def what_if(
         raise typer.Exit(InfeasibleError.exit_code)
 
 
+@with_study_options()
 def sensitivity(
-    slo: SloArgument,
-    trace: TraceArgument = None,
+    options: StudyOptions,
     by: Annotated[str, typer.Option("--by", help="How far things may be wrong.")] = "10 %",
-    catalog: shared_options.CatalogOption = None,
-    seed: shared_options.SeedOption = 0,
-    time_limit: TimeOption = USUAL_LIMIT_S,
-    executor: shared_options.ExecutorOption = None,
-    address: shared_options.AddressOption = None,
-    drop_invalid: shared_options.DropOption = False,
-    json_output: shared_options.JsonOption = False,
-    quiet: shared_options.QuietOption = False,
 ) -> None:
     """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
     from planner.api.questions import read_task
@@ -100,11 +67,10 @@ def sensitivity(
     from planner.reports.fact_sentences import fact_sentence
 
     by_frac = share_of(by, "--by")
-    with Progress(quiet=quiet) as progress, at_work(executor, address):
-        catalog_rows = read_catalog(catalog)
-        study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
-        result = sensitivity_in(study, read_task(slo, catalog_rows), by_frac)
-    if json_output:
+    with options.at_work() as (progress, catalog):
+        study = options.study(catalog, progress)
+        result = sensitivity_in(study, read_task(options.slo, catalog), by_frac)
+    if options.json_output:
         print_json(result.to_dict(), study.trace.warnings)
     else:
         print_moves(result.before, list(result.moves))
@@ -134,24 +100,6 @@ def robustness_sentence(before: StudyAnswer, moves: list[ChangedQuestion], by_fr
         f"not robust to steps {percent} longer and up to {percent} more traffic at once; a plan that is, "
         f"with robust: {{step_times: {percent}, traffic: {percent}}} in slo.yaml: {robust_cost}"
     )
-
-
-def study_of(
-    slo: Path,
-    trace: Path | None,
-    catalog_rows: Any,
-    seed: int,
-    time_limit_s: float,
-    progress: Progress,
-    *,
-    drop_invalid: bool,
-) -> Study:
-    """A study on the traffic of these options."""
-    from planner.studies.what_if import Study
-
-    requests = read_requests(trace, slo, catalog_rows, seed=seed, drop_invalid=drop_invalid)
-    progress(f"{len(requests):,} requests of {requests.name}")
-    return Study(requests, catalog_rows, seed=seed, time_limit_s=time_limit_s, progress=progress)
 
 
 def print_moves(before: StudyAnswer, moves: list[ChangedQuestion]) -> None:
