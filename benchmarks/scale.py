@@ -152,7 +152,7 @@ def run_long(requests: int, folder: Path, stages: list[str]) -> bool:
         cells = f"{requests:,}", stage, f"{used.ru_utime + used.ru_stime:.1f}", f"{peak_mib:,.0f}", str(code)
         print("| " + " | ".join(cells) + " |", flush=True)
         if stage == "simulate":
-            keeps = code == 0 and peak_mib <= MIB + MIB_PER_MILLION * requests / 1e6
+            keeps = code in (0, 5) and peak_mib <= MIB + MIB_PER_MILLION * requests / 1e6
     return keeps
 
 

@@ -6,7 +6,7 @@ stdout carries the answer (a table, or one JSON object with --json), stderr prog
     3  infeasible
     4  nothing was found, or the plan that is written is not the one asked for: it was not finished in time,
        or it is the cheapest on paper because none for production was found
-    5  validation ran and the engines missed the SLO, or a watched plan no longer holds
+    5  engines or a simulation missed the SLO, or a watched plan no longer holds
     6  the prediction was off, or the traffic of a watched plan has drifted
     130  interrupted                 143  ended by SIGTERM
 """

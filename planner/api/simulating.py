@@ -147,6 +147,11 @@ class SeedsResult(Result):
         slo = self.to_dict()["slo"]
         return None if slo is None else int(slo["kept_by"])
 
+    @property
+    def holds(self) -> bool | None:
+        """Whether all seeds keep the SLO; None where none was given."""
+        return None if self.kept_by is None else self.kept_by == len(self.runs)
+
     def headline(self) -> str:
         verdict_text = (
             "no SLO given"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from planner.documents.catalog import Catalog
     from planner.traffic.trace import Trace
 
+SLO_MISSED = 5  # The exit code of `simulate` and `validate` where the SLO is missed.
 began_s: float | None = None  # When this process began, on time.monotonic's clock; __main__.py sets it.
 # The next three are set by hand.
 MOST_WALL_PER_CPU = 3.0  # A larger ratio comes from waiting, such as for a cluster, not from other work.

@@ -13,6 +13,7 @@ import typer
 
 from planner.commands import shared_options
 from planner.commands.command_output import (
+    SLO_MISSED,
     Progress,
     print_warnings,
     read_requests,
@@ -35,7 +36,7 @@ from planner.slo_metrics import latency_columns, metric_label, verdict_word
 from planner.units import count_text, show_percent, show_share
 
 if TYPE_CHECKING:
-    from planner.api.simulating import SimulationResult
+    from planner.api.simulating import SeedsResult, SimulationResult
     from planner.fleet import Fleet
     from planner.traffic.trace import Trace
 
@@ -95,7 +96,8 @@ def simulate(
     With --slo the traffic section of that file applies, unless --rate or --window say otherwise: `--window
     whole` takes the trace as it is, such as the requests.csv of a plan. With --seeds every figure comes with
     its 95 % interval, and -o writes the first seed's requests. With --autoscale the counts of the fleet are
-    those at the beginning; `plan day` compares controllers.
+    those at the beginning; `plan day` compares controllers. Exit code 5: the SLO is missed, with --seeds by
+    one of them.
     """
     from planner.api.inputs import fleet_file_warnings, read_fleet
     from planner.api.simulating import simulate as simulate_fleet
@@ -103,7 +105,6 @@ def simulate(
     from planner.documents.question_warnings import slo_and_traffic_warnings
     from planner.files.checked_files import check_output_file
     from planner.parallel.executors import Executor
-    from planner.reports.words import rejected_text
 
     runs_on = Executor(executor or "processes", address)
     if seeds == 1 and (executor or address):
@@ -128,9 +129,9 @@ def simulate(
             trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None
         )
         warnings += requests.warnings + _print_unmodelled(fleet, requests)
-        workers_text = count_text(fleet.workers, "worker")
         seeds_text = "" if seeds == 1 else f"{seeds} seeds of "
-        progress(f"simulating {seeds_text}{count_text(len(requests), 'request')} on {workers_text}")
+        requests_text = seeds_text + count_text(len(requests), "request")
+        progress(f"simulating {requests_text} on {count_text(fleet.workers, 'worker')}")
         run = partial(
             simulate_fleet, fleet, requests, slo, traffic=traffic, catalog=all_rows, closed_loop=closed_loop
         )
@@ -142,11 +143,24 @@ def simulate(
             result.save(out)
     if json_output:
         print_json(answer, warnings)
-    elif seeds == 1:
-        title = f"{count_text(answer['requests'], 'request')} on {workers_text}"
-        _print_simulation(answer, result.slo, title, rejected_text(result.outcome.simulation, fleet))
     else:
-        _print_seeds(answer, result.slo, f"seeds {seed} to {seed + seeds - 1} on {workers_text}")
+        _print_result(result, answer, range(seed, seed + seeds))
+    if result.holds is False:
+        raise typer.Exit(SLO_MISSED)
+
+
+def _print_result(result: SimulationResult | SeedsResult, answer: dict[str, Any], seeds: range) -> None:
+    """The tables of one run, or those of several seeds."""
+    from planner.api.simulating import SeedsResult
+    from planner.reports.words import rejected_text
+
+    workers_text = count_text(result.fleet.workers, "worker")
+    if isinstance(result, SeedsResult):
+        _print_seeds(answer, result.slo, f"seeds {seeds[0]} to {seeds[-1]} on {workers_text}")
+    else:
+        title = f"{count_text(answer['requests'], 'request')} on {workers_text}"
+        rejected = rejected_text(result.outcome.simulation, result.fleet)
+        _print_simulation(answer, result.slo, title, rejected)
 
 
 def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[str, Any]:

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.commands import shared_options
-from planner.commands.command_output import Progress, print_warnings, read_requests, traffic_option
+from planner.commands.command_output import (
+    SLO_MISSED,
+    Progress,
+    print_warnings,
+    read_requests,
+    traffic_option,
+)
 from planner.commands.printed_tables import print_json, print_lines, print_mapping, print_rows
 from planner.domain import Slo
 from planner.errors import InputError
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from planner.fleet import Fleet
     from planner.runtime.analysis import ValidationSetup
 
-SLO_MISSED, PREDICTION_OFF = 5, 6  # Exit codes.
+PREDICTION_OFF = 6  # An exit code.
 LEAST_KEY_CHARACTERS = 16  # In base 64 these are 96 random bits, which nobody can guess over a network.
 
 PlanArgument = Annotated[

@@ -414,7 +414,7 @@ def test_goodput_is_the_command(command: Callable[..., str], tmp_path: Path) -> 
 def test_schedule_is_the_command(command: Callable[..., str], tmp_path: Path) -> None:
     market = {
         "gpus": {"h100-80g": {"on_demand": "7 usd/h", "reserved": "4 usd/h"}},
-        "capacity": [{"llm": "chat", "worker": "tp4", "gpu": "h100-80g", "gpus": 4, "rate": "5 req/s"}],
+        "capacity": [{"llm": "chat", "worker": "tp4", "gpu": "h100-80g", "gpus": 8, "rate": "5 req/s"}],
     }
     (tmp_path / "schedule.yaml").write_text(yaml.safe_dump(market))
     demand = pd.DataFrame({"chat": [3.0, 12.0, 7.0]})

@@ -838,7 +838,7 @@ def test_requests_larger_than_the_kv_cache_are_reported(run: Run, here: Path) ->
         line = ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv", "--slo", "slo.yaml")
         outcome = run(*line, "--json", "-o", "requests.csv")
         summary = json.loads(outcome.out)
-        assert (outcome.code, without_progress(outcome.err)) == (0, "")
+        assert (outcome.code, without_progress(outcome.err)) == (5, "")
         assert summary["rejected"] in refused
         assert summary["finished"] == 60 - summary["rejected"]
         assert not summary["slo"]["holds"]

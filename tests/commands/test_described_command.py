@@ -121,6 +121,12 @@ def test_without_a_trace_and_a_description_the_usage_is_wrong(plan: Plan) -> Non
     assert code == 2 and "--trace" in err
 
 
+def is_missed(simulated: str) -> bool:
+    """Whether the SLO is missed, by one of the seeds if there are several."""
+    slo, runs = json.loads(simulated)["slo"], json.loads(simulated).get("seeds", [])
+    return slo["kept_by"] < len(runs) if runs else not slo["holds"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "command",
@@ -137,7 +143,7 @@ def test_without_a_trace_and_a_description_the_usage_is_wrong(plan: Plan) -> Non
 )
 def test_every_command_draws_what_is_described(plan: Plan, command: list[object]) -> None:
     code, out, err = plan(*command, "--slo", "slo.yaml", "--json")
-    assert code == 0, err
+    assert code == (5 if command[0] == "simulate" and is_missed(out) else 0), err
     assert json.loads(out)
 
 
@@ -235,7 +241,7 @@ def test_a_trace_is_described_as_slo_yaml_has_it(plan: Plan) -> None:
     assert code == 0
     Path("fitted.yaml").write_text(DESCRIBED.replace("traffic: {rate: 5, duration: 100 s, task: chat}", out))
     code, out, _ = plan("simulate", "--fleet", "fleet.yaml", "--slo", "fitted.yaml", "--json")
-    assert code == 0 and json.loads(out)["requests"] > 1000
+    assert code == (5 if is_missed(out) else 0) and json.loads(out)["requests"] > 1000
 
 
 def test_tasks_are_listed(plan: Plan) -> None:
@@ -268,5 +274,5 @@ def test_a_fleet_is_simulated_at_the_rate_that_the_question_names(plan: Plan) ->
     described = DESCRIBED.replace(", duration: 100 s", "")
     Path("named.yaml").write_text(described + "objective: throughput\nlimits: {gpus: 2}\n")
     code, out, err = plan("simulate", "--fleet", "fleet.yaml", "--slo", "named.yaml", "--json")
-    assert code == 0, err
+    assert code == (5 if is_missed(out) else 0), err
     assert json.loads(out)["requests"] > 7_000
