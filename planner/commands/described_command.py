@@ -85,8 +85,8 @@ def errors_of_options() -> Iterator[None]:
         text = re.sub(r"^deploy: target: ", "--target: ", text)
         text = re.sub(r"^traffic: (rate|input|output|task|duration|agents): ", r"--\1: ", text)
         text = re.sub(
-            r"tokens such as (\w+): 300, or a task: ",
-            r"--task NAME, or tokens such as --\1 300; tasks: ",
+            "give a task, or tokens such as input: 300, output: 150; ",
+            "give --task NAME, or tokens such as --input 300 --output 150; ",
             text,
         )
         error.args = (text, *error.args[1:])

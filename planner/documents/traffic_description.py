@@ -178,8 +178,8 @@ def parse_description(
     for key in ("input", "output"):
         if key not in section:
             raise InputError(
-                f"{traffic.path_of(key)}: is missing; give tokens such as {key}: 300, or a task: "
-                f"{', '.join(fitting_tasks) or 'a row of catalogs/tasks.yaml'}"
+                f"{traffic.path_of(key)}: is missing; give a task, or tokens such as input: 300, "
+                f"output: 150; tasks: {', '.join(fitting_tasks) or 'a row of catalogs/tasks.yaml'}"
             )
         # A mean in slo.yaml scales the lengths of the task. Where slo.yaml has no lengths, `section` has
         # those of the task, and nothing is scaled.

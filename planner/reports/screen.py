@@ -82,8 +82,8 @@ NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "Wit
 SAME_COST = "costs the same"  # Said of an answer that costs as much as the plan.
 # Why there is no answer "with a loss" if spot workers could be bought but the plan has none.
 NO_SPOT_BOUGHT = (
-    "not looked for beside spot prices: production stands losses of spot workers, of which it has none, and "
-    "those that spare: of slo.yaml names; spare: 1 worker plans for the loss of any"
+    "not looked for beside spot prices: production stands the losses of spot workers, of which it has none, "
+    "and the losses that slo.yaml names under spare; spare: 1 worker plans for the loss of any"
 )
 # A roofline may have won over GPUs with measured kernels (`won_text`). If they are more than this, the
 # headline gives their number, not their names; chosen by hand.

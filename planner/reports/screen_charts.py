@@ -130,8 +130,8 @@ def _attainment_caption(rows: Sequence[AtWorkers], plan: Plan) -> str:
         return f"{text}On the traffic as it is written. {rules}"
     required_scenarios = robustness.scenario_count - robustness.may_miss
     return text + (
-        f"Above: in how many of {robustness.scenario_count} scenarios the SLO is kept. Line: the middle "
-        f"scenario; the band holds the best {required_scenarios}. {rules}"
+        f"Above: in how many of the test's first {robustness.scenario_count} scenarios the SLO is kept. "
+        f"Line: the middle scenario; the band holds the best {required_scenarios}. {rules}"
     )
 
 

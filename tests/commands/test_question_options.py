@@ -32,10 +32,11 @@ def test_traffic_without_lengths_is_said_by_its_option() -> None:
 
 
 def test_agents_without_a_task_are_answered_in_options() -> None:
-    """The message proposed `input: 300`, a key of slo.yaml, to who had written options."""
-    with pytest.raises(
-        InputError, match=r"^--input: is missing; give --task NAME, or tokens such as --input 300"
-    ):
+    """The message proposed `input: 300`, a key of slo.yaml, to who had written options; then --input alone,
+    after which it asked for --output.
+    """
+    tokens = "tokens such as --input 300 --output 150; tasks: coding-agent"
+    with pytest.raises(InputError, match=f"^--input: is missing; give --task NAME, or {tokens}$"):
         with errors_of_options():
             question = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "1 s"}}, "traffic": {"agents": 30}}
             parse_task(question, read_catalog())
