@@ -30,8 +30,9 @@ from planner.models.memory import worker_memory
 from planner.reports.fact_sentences import fact_sentence
 from planner.reports.words import describe_fleet
 from planner.search.evidence.certify import plan
+from planner.simulator.measured_values import measured_mask, percentile_s, request_values_s
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge_slo, measured_mask, percentile_s, request_values_s
+from planner.simulator.slo_verdict import judge_slo
 from planner.traffic.scaling import rescale_trace
 from planner.traffic.trace import Trace, measured_window
 from planner.traffic.trace_reading import read_trace

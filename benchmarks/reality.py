@@ -62,7 +62,7 @@ from planner.models.spread import INTERVAL_SIGMAS
 from planner.models.step_tables import StepTable
 from planner.simulator import Simulation, simulate
 from planner.simulator.energy import expected_power
-from planner.simulator.slo_verdict import gap_percentile_s, gap_runs
+from planner.simulator.recorded_gaps import gap_percentile_s, gap_runs
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]

@@ -52,8 +52,9 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Conditions, Problem
+from planner.simulator.measured_values import value_s
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge_slo, value_s
+from planner.simulator.slo_verdict import judge_slo
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace

@@ -17,7 +17,7 @@ from planner.domain import Limit, Slo
 from planner.reports import output
 from planner.search.problem.build_problem import OutOfReachError, build_problem
 from planner.simulator.counted_limits import COUNTED_WHILE_RUNNING
-from planner.simulator.slo_verdict import measured_mask
+from planner.simulator.measured_values import measured_mask
 from planner.slo_metrics import METRICS, SloMetric, metric_label
 from planner.solvers.required_work import compute_slo_work
 from planner.studies.fleet_comparison import comparison_lines

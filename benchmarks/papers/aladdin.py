@@ -40,9 +40,9 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import worker_memory
 from planner.runtime.live_routing import LiveFleet
+from planner.simulator.measured_values import value_s
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace
 
 LLM = CATALOG.llm("llama-2-13b")

@@ -42,7 +42,7 @@ from planner.fleet import Fleet, Policies, Pool
 from planner.runtime.live_routing import LiveFleet
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import tenant_service
+from planner.simulator.tenant_service import tenant_service
 from planner.traffic.trace import Trace
 
 LLM, GPU, WORKERS, CLIENTS, SECONDS = "meta-llama/Llama-3.1-8B", "a100-80g", 4, 4, 120.0

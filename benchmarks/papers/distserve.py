@@ -34,8 +34,8 @@ from planner.models.latency import StepLatency
 from planner.papers import distserve_search as placement
 from planner.papers.goodput import find_goodput
 from planner.papers.goodput import poisson_traffic as of_lengths
+from planner.simulator.measured_values import value_s
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import value_s
 
 LLM = CATALOG.llm("llama-2-13b")
 ENGINE = worker("llama-2-13b", "a100-80g", 1, budget=2048)

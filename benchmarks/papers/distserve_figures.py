@@ -32,9 +32,9 @@ from planner.models.saturation import saturating_tokens
 from planner.papers import distserve_search as placement
 from planner.papers.goodput import Steady, find_goodput
 from planner.papers.goodput import poisson_traffic as of_lengths
+from planner.simulator.measured_values import measured_mask
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import measured_mask
 from planner.traffic.trace import Trace
 
 GPU = CATALOG.gpu("a100-80g")

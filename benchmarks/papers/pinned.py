@@ -46,9 +46,9 @@ from planner.reports.prefix_values import keep_alive_text
 from planner.search.prefixes.keep_alive import times_of_use_s
 from planner.search.prefixes.pinning import Pinning
 from planner.search.prefixes.prefix_placing import Leaf, leaves_of
+from planner.simulator.measured_values import value_s
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.papers.common import CATALOG, in_seconds, worker
 from planner.fleet import Fleet, Policies, Pool
+from planner.simulator.measured_values import value_s
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace_reading import read_trace
 
 LLM = "meta-llama/Llama-3.1-70B"

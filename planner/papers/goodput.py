@@ -30,9 +30,10 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.simulator.layout import FINISHED
+from planner.simulator.measured_values import measured_mask
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import judge_slo, measured_mask
+from planner.simulator.slo_verdict import judge_slo
 from planner.traffic.trace import Trace, judged_span_s
 
 TOLERANCE_FRAC = 0.02  # The bisection ends when the two rates differ by no more than this share.

@@ -35,8 +35,8 @@ from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, find_goodput
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.layout import FINISHED
+from planner.simulator.measured_values import value_s
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 from planner.domain import Limit, Metric, allowed_above, nearest_rank, selectors_of
 from planner.simulator.gap_counts import GapCounts
 from planner.simulator.layout import NONE, REJECTED, run_seconds
+from planner.simulator.measured_values import request_values_s, values_where
+from planner.simulator.recorded_gaps import gaps_s
 from planner.simulator.simulation import Floats, Simulation
-from planner.simulator.slo_verdict import gaps_s, request_values_s, values_where
 from planner.slo_metrics import METRICS, SloMetric
 from planner.units import percentile_name
 

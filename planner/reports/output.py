@@ -41,16 +41,12 @@ from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.energy import ExpectedPower
 from planner.simulator.layout import FINISHED
+from planner.simulator.measured_values import measured_mask, values_where
+from planner.simulator.recorded_gaps import gaps_s
 from planner.simulator.service_shares import tenant_shares
 from planner.simulator.simulation import STATUS, Simulation
-from planner.simulator.slo_verdict import (
-    Verdict,
-    WindowResult,
-    gaps_s,
-    measured_mask,
-    tenant_service,
-    values_where,
-)
+from planner.simulator.slo_verdict import Verdict, WindowResult
+from planner.simulator.tenant_service import tenant_service
 from planner.slo_metrics import METRICS
 from planner.solvers.placement import NodePlacement
 from planner.traffic.described import Description, WrittenDescription

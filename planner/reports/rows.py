@@ -27,7 +27,8 @@ from planner.reports.words import (
 from planner.search.evidence.plan import Plan, served_s
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import run_seconds
-from planner.simulator.slo_verdict import LineVerdict, Verdict, WindowResult, measured_mask
+from planner.simulator.measured_values import measured_mask
+from planner.simulator.slo_verdict import LineVerdict, Verdict, WindowResult
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.slo_metrics import METRICS, verdict_word
 from planner.solvers.repeats import CONFIDENCE_FRAC, FAILS_FRAC, HOLDS_FRAC, Interval

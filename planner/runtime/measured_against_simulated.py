@@ -32,7 +32,8 @@ from planner.fleet import Fleet
 from planner.runtime.engine_log import EngineLog, EngineRequest
 from planner.runtime.live_replay import Journal, ReplayPart, RequestOutcome, Status
 from planner.simulator import Simulation, Verdict, judge_slo, simulate
-from planner.simulator.slo_verdict import gaps_s, measured_mask, percentile_s
+from planner.simulator.measured_values import measured_mask, percentile_s
+from planner.simulator.recorded_gaps import gaps_s
 from planner.slo_metrics import METRICS
 from planner.traffic.classes import class_numbers
 from planner.traffic.sessions import session_numbers

@@ -1,11 +1,8 @@
 """Judges a simulation against an SLO: nearest-rank percentiles, attainment, and the backlog test.
 
-The search calls `judge_slo`, and reports show its `Verdict`. planner/slo_metrics.py says what each metric is.
-
-A step of an engine gives a token to each of its sequences, and a gap is the time between two tokens of one
-request. A run (`layout.RUN`) is a series of steps with the same sequences, of which step j takes `first_s` +
-j `growth_s`. The gaps of a simulation are in one of three places: counted as it ran, against its limits alone
-(`counted`, `violations`), in its recorded `runs`, or, of long traces, in bins (`gaps`).
+The search calls `judge_slo`, and reports show its `Verdict`. The gaps of a simulation are in one of three
+places: counted as it ran, against its limits alone (`counted`, `violations`), in its recorded runs
+(recorded_gaps.py), or, of long traces, in bins (`gaps`).
 """
 
 from __future__ import annotations
@@ -17,17 +14,21 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above, nearest_rank
-from planner.files.column_files import release_memory
+from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Slo, allowed_above
 from planner.simulator import counting
-from planner.simulator.layout import FINISHED, NONE, REJECTED, run_seconds
+from planner.simulator.layout import FINISHED, REJECTED
+from planner.simulator.measured_values import (
+    arrivals_with_value_s,
+    measured_mask,
+    percentile_s,
+    request_values_s,
+    value_s,
+)
+from planner.simulator.recorded_gaps import gap_percentile_s, gap_runs_in
 from planner.simulator.service_shares import GuaranteeLine, judge_guarantees
-from planner.simulator.simulation import Simulation
+from planner.simulator.simulation import Floats, Simulation
 from planner.slo_metrics import METRICS
 from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
-
-Floats = npt.NDArray[np.float64]
-BISECTED_FRAC = 1e-9  # `gap_percentile_s` bisects down to an interval of this share of its upper end.
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,227 +138,6 @@ class Verdict:
         return lines_hold and self.attainment_holds and self.is_steady and not self.rejected
 
 
-def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | None = None) -> float:
-    """Smallest value such that at least this share of all lies at or below it; NaN for no values.
-
-    With `weights` (n,) a value counts as often as its weight says.
-    """
-    if weights is None:
-        return _percentile_in_place_s(np.array(values_s), percentile_frac)  # np.array makes a copy.
-    if len(values_s) == 0:
-        return float("nan")
-    order = np.argsort(values_s, kind="stable")
-    cumulated = np.cumsum(weights[order])
-    # The nearest rank, as for limits: `allowed_above` says how many of all values may lie above it.
-    rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
-    return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
-
-
-def _percentile_in_place_s(values_s: Floats, percentile_frac: float) -> float:
-    """Like `percentile_s` without weights; reorders `values_s`."""
-    if len(values_s) == 0:
-        return float("nan")
-    index = nearest_rank(percentile_frac, len(values_s)) - 1
-    values_s.partition(index)
-    return float(values_s[index])
-
-
-def measured_mask(simulation: Simulation) -> npt.NDArray[np.bool_]:
-    """Which requests (n,) count: those that arrived inside the measured window."""
-    start_s, end_s = simulation.window_s
-    inside = np.asarray((simulation.arrival_s >= start_s) & (simulation.arrival_s <= end_s))
-    release_memory(simulation.arrival_s)  # Pages of a mapped file are given back; the array stays readable.
-    return inside
-
-
-def values_where(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
-    """The values where the mask is True; a view, not a copy, if these are contiguous."""
-    first = int(mask.argmax())
-    end = len(mask) - int(mask[::-1].argmax())
-    # If none is True, `first` to `end` is everything, and `values[mask]` is empty, as it should be.
-    return values[first:end] if mask[first:end].all() else values[mask]
-
-
-def request_values_s(simulation: Simulation, metric: Metric, limit: Limit | None = None) -> Floats:
-    """The measured requests' values of a metric, for tbt their longest gaps; infinite where a request never
-    got that far. With `limit` only requests of its class count.
-    """
-    values_s = METRICS[metric].values_s(simulation)
-    mask = _measured_with_value(simulation, metric, limit)
-    chosen_s = values_where(values_s, mask)
-    # A view is copied, because its array belongs to the simulation.
-    return np.nan_to_num(chosen_s, copy=chosen_s.base is not None, nan=np.inf)
-
-
-def _measured_with_value(
-    simulation: Simulation, metric: Metric, limit: Limit | None = None
-) -> npt.NDArray[np.bool_]:
-    """(n,): the measured requests that have a value of the metric, with `limit` those of its class."""
-    mask = measured_mask(simulation)
-    if limit is not None and limit.selector is not None:
-        mask &= simulation.limited_requests(limit)
-    if (with_value := METRICS[metric].has_value(simulation)) is not None:
-        mask &= with_value
-        release_memory(simulation.output_tokens)
-    return mask
-
-
-def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[np.void]:
-    """The recorded runs that gave tokens, cut to the steps that ended inside the measured window.
-
-    With `of_class`, only runs that gave tokens to that class. The simulation needs `record=True`.
-    """
-    runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
-    start_s, end_s = simulation.window_s
-    # Runs that end before the window or begin after it are neither inside nor crossing.
-    inside = (first_end_s >= start_s) & (last_end_s <= end_s)
-    crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
-    return np.concatenate([runs[inside], _runs_in_window(runs[crossing], start_s, end_s)])
-
-
-def _with_gaps(simulation: Simulation, of_class: int) -> tuple[npt.NDArray[np.void], Floats, Floats]:
-    """The recorded runs that gave tokens to a class, and when their first and their last step ended."""
-    runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
-    runs = runs[runs["of_class"] == of_class + 1]  # Runs of all requests have 0 (NONE + 1).
-    # The sum is that of the kernel to the last bit, so that the last token does not fall out of the window.
-    last_end_s = runs["start_s"] + run_seconds(runs)
-    return runs, runs["start_s"] + runs["first_s"], last_end_s
-
-
-def _gap_runs_in(simulation: Simulation, edges_s: Floats, of_class: int) -> list[npt.NDArray[np.void]]:
-    """`gap_runs` of each window between these edges, in one pass over the runs."""
-    bounds = _bounds_s(simulation, edges_s)
-    runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
-    starts_s, ends_s = np.array(bounds).T
-    # The windows that a run meets go from `first_window` to `last_window`. Both may lie outside of all
-    # windows, so they are clamped before they are used as indices.
-    first_window = np.searchsorted(ends_s, first_end_s)
-    last_window = np.searchsorted(starts_s, last_end_s, "right") - 1
-    # Inside one window: the run's first step ends after the window's start, and its last before its end.
-    is_inside = first_window == last_window
-    is_inside &= first_end_s >= starts_s[np.minimum(first_window, len(bounds) - 1)]
-    is_inside &= last_end_s <= ends_s[np.maximum(last_window, 0)]
-    # Runs inside one window are sorted by it and sliced; the few that cross an edge are cut.
-    order = np.flatnonzero(is_inside)[np.argsort(first_window[is_inside], kind="stable")]
-    slice_starts = np.searchsorted(first_window[order], np.arange(len(bounds) + 1))
-    crossing = np.flatnonzero(~is_inside & (first_window <= last_window))
-    runs_by_window = []
-    for v, window_s in enumerate(bounds):
-        inside = runs[order[slice_starts[v] : slice_starts[v + 1]]]
-        crossing_here = crossing[(first_window[crossing] <= v) & (v <= last_window[crossing])]
-        runs_by_window.append(np.concatenate([inside, _runs_in_window(runs[crossing_here], *window_s)]))
-    return runs_by_window
-
-
-def _runs_in_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> npt.NDArray[np.void]:
-    """Runs across an edge of the window, without the steps that end outside."""
-    edge_runs = runs.copy()
-    for run in edge_runs:
-        j = np.arange(run["steps"])  # Steps 0 to j take (j + 1) first_s + growth_s (1 + 2 + ... + j).
-        ends_s = run["start_s"] + (run["first_s"] * (j + 1) + run["growth_s"] * (j * (j + 1) / 2))
-        steps_inside = np.flatnonzero((ends_s >= start_s) & (ends_s <= end_s))
-        run["steps"] = len(steps_inside)
-        # Without its first steps the run begins later, and its first step has grown.
-        if len(steps_inside) and steps_inside[0]:
-            run["start_s"] = ends_s[steps_inside[0] - 1]
-            run["first_s"] += run["growth_s"] * steps_inside[0]
-    return edge_runs[edge_runs["steps"] > 0]
-
-
-def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> float:
-    """Nearest-rank percentile over every gap of `gap_runs`, without writing the gaps out; NaN for none."""
-    total = int((runs["steps"] * runs["sequences"]).sum())
-    if not total:
-        return float("nan")
-    rank = nearest_rank(percentile_frac, total)
-    if counting.gaps_at_most(runs, 0.0) >= rank:  # Tokens of one step have gaps of nothing between them.
-        return 0.0
-    low, high = 0.0, float((runs["first_s"] + runs["growth_s"] * (runs["steps"] - 1)).max())
-    # Bisection comes near the gap, and then the few gaps between `low` and `high` are tried one by one.
-    while high - low > BISECTED_FRAC * high:
-        middle = (low + high) / 2
-        if counting.gaps_at_most(runs, middle) >= rank:
-            high = middle
-        else:
-            low = middle
-    gap_s = float(counting.next_gap_s(runs, low))
-    while counting.gaps_at_most(runs, gap_s) < rank:
-        gap_s = float(counting.next_gap_s(runs, gap_s))
-    return gap_s
-
-
-def gaps_s(simulation: Simulation, of_class: int = int(NONE)) -> tuple[Floats, Floats]:
-    """Every gap between tokens that ended inside the window, and how many requests saw it; with `of_class`
-    those of that class.
-
-    Needs a simulation with `record=True`; percentiles are quicker with `gap_percentile_s`.
-    """
-    runs = gap_runs(simulation, of_class)
-    steps = runs["steps"]
-    run = np.repeat(np.arange(len(runs)), steps)
-    j = np.arange(len(run)) - np.repeat(np.cumsum(steps) - steps, steps)  # The step within its run.
-    return runs["first_s"][run] + runs["growth_s"][run] * j, runs["sequences"][run].astype(float)
-
-
-def value_s(
-    simulation: Simulation, metric: Metric, percentile_frac: float, limit: Limit | None = None
-) -> float:
-    """A percentile of a metric over the measured requests, or over the gaps between tokens; NaN if there are
-    no values, or if gaps were not recorded.
-
-    With `limit` only requests of its class, or their gaps, count.
-    """
-    if METRICS[metric].is_of_gaps:
-        if simulation.gaps is not None:
-            return simulation.gaps.percentile_s(percentile_frac)
-        if len(simulation.runs) == 0:
-            return float("nan")
-        of_class = simulation.class_number(None if limit is None else limit.selector)
-        return gap_percentile_s(gap_runs(simulation, of_class=of_class), percentile_frac)
-    return _percentile_in_place_s(request_values_s(simulation, metric, limit), percentile_frac)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ServiceOfTenants:
-    """Service of each tenant (U,) per second, while all were served: tokens of prompts and of output, each
-    kind with its weight in the policies. Cached tokens count too, which fair queues leave out.
-
-    A prompt counts when its first token is out, the output when it ends. `window_s` begins when every tenant
-    has sent a request, and ends when the first tenant has its last answer. `jain_index` is that of service
-    over weight: 1 if all are equal, 1 / U if one has all; NaN if the window is empty.
-    """
-
-    window_s: tuple[float, float]
-    tokens_per_s: Floats
-    jain_index: float
-
-
-def tenant_service(simulation: Simulation) -> ServiceOfTenants:
-    """The service of the tenants of a simulation whose trace names them."""
-    tenant_of, tenants = simulation.tenant, range(len(simulation.tenants))
-    first_token_s = simulation.arrival_s + simulation.ttft_s
-    finish_s = simulation.arrival_s + simulation.e2e_s
-    # When every tenant has sent a request, and when the first has its last answer.
-    start_s = max(float(simulation.arrival_s[tenant_of == u].min(initial=np.inf)) for u in tenants)
-    end_s = min(float(np.nanmax(finish_s[tenant_of == u], initial=-np.inf)) for u in tenants)
-    tokens = np.zeros(len(simulation.tenants))
-    of_prompt, of_output = simulation.token_weights
-    for at_s, amount in (
-        (first_token_s, of_prompt * simulation.input_tokens),
-        (finish_s, of_output * simulation.output_tokens),
-    ):
-        inside = (at_s >= start_s) & (at_s <= end_s)
-        tokens += np.bincount(tenant_of[inside], weights=amount[inside], minlength=len(tokens))
-    rate = tokens / (end_s - start_s) if end_s > start_s else np.full(len(tokens), np.nan)
-    return ServiceOfTenants((start_s, end_s), rate, jain_index(rate / simulation.tenant_weights))
-
-
-def jain_index(values: Floats) -> float:
-    """Jain's fairness index (sum x)^2 / (n sum x^2); NaN where nothing is above 0."""
-    squares = float((values**2).sum())
-    return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else float("nan")
-
-
 def judge_slo(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True) -> Verdict:
     """Judge a simulation, run with `limits=slo.limits`, by the SLO.
 
@@ -420,14 +200,14 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[WindowRe
     # Where the kernel counted no gap (`counted`), there are no runs although gaps were recorded.
     has_gap_runs = simulation.gaps is None and (len(simulation.runs) or not simulation.counted[k])
     if not limit.metric_row.is_of_gaps:
-        is_late = request_values_s(simulation, limit.metric, limit) > limit.limit_s
-        window_of = window_numbers(_arrivals_s(simulation, limit.metric, limit), edges_s)
+        is_above = request_values_s(simulation, limit.metric, limit) > limit.limit_s
+        window_of = window_numbers(arrivals_with_value_s(simulation, limit.metric, limit), edges_s)
         counted = np.bincount(window_of, minlength=window_count)
-        violations = np.bincount(window_of[is_late], minlength=window_count)
+        violations = np.bincount(window_of[is_above], minlength=window_count)
     elif np.array_equal(edges_s, simulation.edges_s):  # The kernel counted gaps in these windows already.
         counted, violations = simulation.counted_in[k], simulation.violations_in[k]
     elif has_gap_runs:
-        runs_by_window = _gap_runs_in(simulation, edges_s, simulation.class_number(limit.selector))
+        runs_by_window = gap_runs_in(simulation, edges_s, simulation.class_number(limit.selector))
         counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in runs_by_window])
         violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in runs_by_window]
     else:
@@ -464,7 +244,7 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> WindowResul
     limit, windows = simulation.limits[k], in_windows(simulation, k, edges_s)
     if not limit.metric_row.is_of_gaps:
         request_s = request_values_s(simulation, limit.metric, limit)
-        window_of = window_numbers(_arrivals_s(simulation, limit.metric, limit), edges_s)
+        window_of = window_numbers(arrivals_with_value_s(simulation, limit.metric, limit), edges_s)
         ordered_s = request_s[np.argsort(window_of, kind="stable")]
         ends = np.cumsum(np.bincount(window_of, minlength=len(windows)))
         parts_s = np.split(ordered_s, ends[:-1])
@@ -472,7 +252,7 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> WindowResul
     elif len(simulation.runs) and simulation.gaps is None:
         values_s = [
             gap_percentile_s(runs, limit.percentile_frac)
-            for runs in _gap_runs_in(simulation, edges_s, simulation.class_number(limit.selector))
+            for runs in gap_runs_in(simulation, edges_s, simulation.class_number(limit.selector))
         ]
     else:
         return min(windows, key=lambda each: (each.holds, each.kept_frac))  # False comes before True.
@@ -484,19 +264,6 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> WindowResul
     ]
     v = max(range(len(windows)), key=lambda window: ranks[window])
     return replace(windows[v], value_s=values_s[v])
-
-
-def _arrivals_s(simulation: Simulation, metric: Metric, limit: Limit) -> Floats:
-    """The arrival times of the requests whose values `request_values_s` gives."""
-    return simulation.arrival_s[_measured_with_value(simulation, metric, limit)]
-
-
-def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, float]]:
-    """First and last moment [s] of each window: a window ends just before the next one begins, and the last
-    one at the end of the measured window.
-    """
-    ends_s = [*(math.nextafter(edge_s, -math.inf) for edge_s in edges_s[1:-1]), simulation.window_s[1]]
-    return list(zip(edges_s[:-1].tolist(), ends_s, strict=True))
 
 
 def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[WindowResult]:
@@ -531,8 +298,8 @@ def keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
     """Which of all requests (n,) are served and keep all limits at once (tbt: in their longest gap)."""
     kept = simulation.status == FINISHED
     for limit in slo.limits:
-        is_late = METRICS[limit.metric].values_s(simulation) > limit.limit_s
-        kept &= ~(is_late if limit.selector is None else is_late & simulation.limited_requests(limit))
+        is_above = METRICS[limit.metric].values_s(simulation) > limit.limit_s
+        kept &= ~(is_above if limit.selector is None else is_above & simulation.limited_requests(limit))
     return np.asarray(kept)
 
 

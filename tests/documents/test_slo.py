@@ -77,7 +77,9 @@ def test_what_is_left_out_has_its_default() -> None:
     spare.
     """
     least = task()
-    measured = [name for name, gpu in CATALOG.gpus.items() if CATALOG.has_fit(CATALOG.llm(LEAST["llm"]), gpu)]
+    measured = [
+        name for name, gpu in CATALOG.gpus.items() if CATALOG.has_fit(CATALOG.llm(str(LEAST["llm"])), gpu)
+    ]
     assert least.stock == dict.fromkeys(measured) and least.network == Network()
     assert (least.rate_rps, least.scale, least.window, least.objective, least.spare_workers) == (
         None,

@@ -7,7 +7,7 @@ import pytest
 
 from planner.reports import curves
 from planner.reports.curves import mean_and_percentiles
-from planner.simulator.slo_verdict import values_where
+from planner.simulator.measured_values import values_where
 
 
 @pytest.mark.parametrize("never", [0, 3, 400])

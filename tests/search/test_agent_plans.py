@@ -23,9 +23,10 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.plan_problem import Problem
+from planner.simulator.measured_values import measured_mask
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import Verdict, judge_slo, measured_mask
+from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.traffic.agents import Agents, Pause, SubAgents, draw_agents
 from planner.traffic.lengths import Lognormal
 

@@ -24,7 +24,7 @@ from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
 from planner.search.level0.one_pool import Search
-from planner.search.mixed import policy_search
+from planner.search.mixed import policy_race, policy_search
 from planner.search.mixed.best_fleet import NoFleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem
@@ -248,6 +248,6 @@ def test_what_a_policy_saves_has_its_fractions_of_a_watt() -> None:
     fleet = {"gpus": ["h100-80g@350.5W"], "max_num_batched_tokens": 2048}
     problem = build_problem(parse_task(document | {"fleet": fleet}, CATALOG), bursts(0), CATALOG)
     option = next(each for each in problem.options() if each.role == "mixed" and each.type.gpus == 1)
-    raced = policy_search.RacedPolicy(PolicyChange("queue", "sjf"), problem.oracle.policies, ((option, 2),))
-    (gain,) = policy_search.gains_of(problem, ((option, 3),), [raced])
+    raced = policy_race.RacedPolicy(PolicyChange("queue", "sjf"), problem.oracle.policies, ((option, 2),))
+    (gain,) = policy_race.gains_of(problem, ((option, 3),), [raced])
     assert (gain.value, gain.saves) == pytest.approx((701.0, 350.5))

@@ -7,8 +7,9 @@ from simulations import random_case
 
 from planner.domain import Limit, Slo
 from planner.search.oracle.simulation_queries import is_decided_by_counts, keeps_slo
+from planner.simulator.measured_values import value_s
 from planner.simulator.replay import RequestRecords, simulate
-from planner.simulator.slo_verdict import judge_slo, value_s
+from planner.simulator.slo_verdict import judge_slo
 
 
 def test_counts_decide_as_the_judgement_of_a_whole_simulation_does() -> None:

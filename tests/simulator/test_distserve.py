@@ -23,9 +23,9 @@ from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.foreign_forms import DistServeSteps
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
+from planner.simulator.recorded_gaps import gaps_s
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import gaps_s
 from planner.traffic.trace import Trace
 
 GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 8, 1.0, "paper", "paper")

@@ -12,8 +12,9 @@ from simulations import one_bad_hour, random_case
 from simulator_reference import Reference
 
 from planner.domain import Limit, Slo, allowed_above
+from planner.simulator.measured_values import percentile_s
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
-from planner.simulator.slo_verdict import in_windows, judge_slo, percentile_s, windows_s
+from planner.simulator.slo_verdict import in_windows, judge_slo, windows_s
 from planner.traffic import trace as traces
 from planner.traffic.trace import Trace, measured_window
 

@@ -12,15 +12,10 @@ from simulator_reference import Reference
 
 from planner.domain import Limit, Metric, Slo, allowed_above
 from planner.fleet import Fleet
+from planner.simulator.measured_values import measured_mask, percentile_s, request_values_s, value_s
+from planner.simulator.recorded_gaps import gaps_s
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
-from planner.simulator.slo_verdict import (
-    gaps_s,
-    judge_slo,
-    measured_mask,
-    percentile_s,
-    request_values_s,
-    value_s,
-)
+from planner.simulator.slo_verdict import judge_slo
 from planner.traffic.trace import Trace, measured_window
 
 PERCENTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)

@@ -17,9 +17,10 @@ from planner.policies import BATCHING, QUEUE, ROUTING, STEPWISE
 from planner.simulator import streaming_requests
 from planner.simulator.energy import expected_power
 from planner.simulator.gap_counts import GapCounts
+from planner.simulator.recorded_gaps import gap_percentile_s, gap_runs, gaps_s
 from planner.simulator.replay import RequestRecords, is_long, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import gap_percentile_s, gap_runs, gaps_s, judge_slo
+from planner.simulator.slo_verdict import judge_slo
 from planner.simulator.utilisation import pool_uses
 from planner.traffic.trace import Trace
 

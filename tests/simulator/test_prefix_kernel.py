@@ -22,7 +22,7 @@ from planner.fleet import Disturbance, Fleet, Network, PinnedPrefix, Policies
 from planner.models.engine import Engine, HostTime
 from planner.policies import QUEUE, ROUTING
 from planner.simulator import Simulation, simulate
-from planner.simulator.slo_verdict import jain_index, tenant_service
+from planner.simulator.tenant_service import jain_index, tenant_service
 from planner.traffic.trace import Trace
 
 TOKEN_S = 1 / 1024  # a step takes as many as it has tokens

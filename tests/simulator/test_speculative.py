@@ -17,8 +17,9 @@ from planner.models.engine import Engine
 from planner.models.kv_layout import KvBeside
 from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation, SpeculativeSteps
+from planner.simulator.measured_values import value_s
+from planner.simulator.recorded_gaps import gaps_s
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import gaps_s, value_s
 
 STEP = make_latency()  # every step takes a second
 ALL_OF_TWO = Speculation("ngram", (1.0, 1.0))

@@ -22,9 +22,9 @@ from planner.domain import Limit
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, WorkerType
 from planner.models.foreign_forms import SplitwiseLookup, interpolate_linearly
+from planner.simulator.recorded_gaps import gaps_s
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import gaps_s
 from planner.traffic.trace import Trace
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "splitwise"

@@ -15,7 +15,7 @@ from simulations import LLM, make_latency, make_pool, make_trace, prefix_trace
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.simulator import simulate
-from planner.simulator.slo_verdict import tenant_service
+from planner.simulator.tenant_service import tenant_service
 from planner.traffic.trace import Trace
 
 A_TIE = 140  # The seed of a case in which a hand-off ends with a step: rounding says which comes first.

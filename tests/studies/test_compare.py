@@ -27,7 +27,7 @@ from planner.reports.fact_sentences import backlog_text
 from planner.reports.simulated_run import simulate_recorded
 from planner.reports.words import measured_line
 from planner.simulator import judge_slo, simulate
-from planner.simulator.slo_verdict import measured_mask
+from planner.simulator.measured_values import measured_mask
 from planner.studies.fleet_comparison import (
     MOST_CURVES,
     NAMES,

@@ -35,8 +35,9 @@ from planner.search.problem.options import (
     prefill_options,
     worker_types,
 )
+from planner.simulator.measured_values import value_s
 from planner.simulator.replay import simulate
-from planner.simulator.slo_verdict import judge_slo, value_s
+from planner.simulator.slo_verdict import judge_slo
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
 from planner.traffic.trace_writing import to_jsonl

@@ -15,9 +15,9 @@ from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.kv_layout import KvBeside
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
+from planner.simulator.recorded_gaps import gaps_s
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import gaps_s
 from planner.traffic.trace import Trace
 
 ROUTING = ("jsq", "least-outstanding", "round-robin")

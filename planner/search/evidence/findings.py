@@ -37,15 +37,9 @@ from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
+from planner.simulator.measured_values import measured_mask, request_values_s
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import (
-    LineVerdict,
-    Verdict,
-    measured_mask,
-    request_values_s,
-    windows_s,
-    worst_window,
-)
+from planner.simulator.slo_verdict import LineVerdict, Verdict, windows_s, worst_window
 from planner.solvers.master import FleetLimits
 from planner.solvers.placement import NodePlacement, place_fleet, placement_of_topology
 from planner.traffic.described import Description

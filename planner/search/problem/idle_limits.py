@@ -16,7 +16,7 @@ from planner.domain import ROUNDING, Limit, Selector, Slo
 from planner.fleet import WorkerType
 from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation, SpeculativeSteps, least_token_times
-from planner.simulator.slo_verdict import percentile_s
+from planner.simulator.measured_values import percentile_s
 from planner.solvers.master import Floats, attention_s
 from planner.solvers.required_work import find_backlog_deadlines, find_deadlines
 from planner.traffic.classes import select_requests

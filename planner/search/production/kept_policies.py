@@ -15,13 +15,13 @@ from planner.domain import ROUNDING
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
 from planner.search.mixed.best_fleet import FleetSearch, PolicySearch, best_of, find_best_fleet
-from planner.search.mixed.policy_search import (
+from planner.search.mixed.policy_race import (
     RacedPolicy,
     cheapest_first,
     gains_of,
     label_of,
-    race_near,
     race_near_best,
+    race_on_fleets,
     with_usual_queue,
 )
 from planner.search.oracle.fleet_counts import Counts, as_many_at_this_price, counts_of, objective_of
@@ -194,7 +194,7 @@ def _plan_with_others(searched: Sequence[PolicySearch]) -> _PassedFleet | None:
     near = list(dict.fromkeys(fill_limits(chosen, paper.best, k) for k in range(len(paper.best))))
     try:
         scenario_problem = with_search_scenarios(chosen)
-        race = race_near(scenario_problem, near, chosen.task.policies.raced_changes, effort)
+        race = race_on_fleets(scenario_problem, near, chosen.task.policies.raced_changes, effort)
     except StoppedError:  # The time was over.
         return None
     gains = cheapest_first(race.raced)

@@ -19,7 +19,8 @@ from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.mixed.infeasible import with_relaxation
-from planner.search.mixed.policy_search import MOST_ROUNDS, cheapest_first, race_near, search_policies
+from planner.search.mixed.policy_race import MOST_ROUNDS, cheapest_first, race_on_fleets
+from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_counts import counts_of
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import StoppedError, ended_by, is_over
@@ -353,7 +354,7 @@ def _best_raced(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
         return None
     fleets = dict.fromkeys((counts, *(fill_limits(problem, counts, k) for k in range(len(counts)))))
     own = plan_problem.with_policies(problem, fleet.policies)
-    gains = cheapest_first(race_near(own, list(fleets), changes, math.inf).raced)
+    gains = cheapest_first(race_on_fleets(own, list(fleets), changes, math.inf).raced)
     return gains[0].policies if gains else None
 
 
