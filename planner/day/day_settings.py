@@ -103,11 +103,11 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
     )
     for key in ("storage", "image"):
         if "start" in section and key in section:
-            raise InputError(f"{section.path_of('start')}: says what {key} would tell; drop one of the two")
+            raise section.error("start", f"says what {key} would tell; drop one of the two")
     image = section.text("image", USUAL_IMAGE)
     sleep_level, billing = parse_sleep(section)
     if "missed" in section and "missed_window" in section:
-        raise InputError(f"{section.path_of('missed')}: says what missed_window would; drop one of the two")
+        raise section.error("missed", "says what missed_window would; drop one of the two")
     is_oracle = section.flag("oracle", False)
     train = section.get("train", ORACLE_TRAIN if is_oracle else None)
     usual = list(AUTOSCALERS if is_oracle else USUAL)
@@ -115,7 +115,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
     most = section.whole_number("most", None)
     least = section.whole_number("least", 1, least=0)
     if most is not None and most < least:
-        raise refused_value(section.path_of("most"), f"must be at least least ({least})", most)
+        raise section.refused("most", f"must be at least least ({least})", most)
     return DaySection(
         controllers=chosen,
         every_s=section.positive("every", "s", None),
@@ -145,19 +145,13 @@ def parse_sleep(section: Section) -> tuple[int, str]:
     """The level of vLLM's sleep mode (0: no sleep), and the billing, which is by the day if workers sleep."""
     sleep_level = section.whole_number("sleep", 0, least=0)
     if "sleep" in section and sleep_level not in (1, 2):
-        raise refused_value(
-            section.path_of("sleep"), "expected 1 or 2, a level of vLLM's sleep mode", sleep_level
-        )
+        raise section.refused("sleep", "expected 1 or 2, a level of vLLM's sleep mode", sleep_level)
     billing = section.one_of("billing", BILLINGS, ALL_DAY if sleep_level else "second")
     if sleep_level and billing != ALL_DAY:
-        raise InputError(
-            f"{section.path_of('billing')}: with sleep GPUs are paid all day; write day, or drop it"
-        )
+        raise section.error("billing", "with sleep GPUs are paid all day; write day, or drop it")
     for key in NEVER_WITH_SLEEP:
         if sleep_level and key in section:
-            raise InputError(
-                f"{section.path_of(key)}: is for workers that start; with sleep they wake, so drop it"
-            )
+            raise section.error(key, "is for workers that start; with sleep they wake, so drop it")
     return sleep_level, billing
 
 

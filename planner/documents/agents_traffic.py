@@ -56,15 +56,16 @@ def parse_agents(
     Raises InputError naming the key.
     """
     if "agents" not in traffic:
-        raise InputError(
-            f"{traffic.path_of('agents')}: is missing; this task is of agents: say how many work at once, as "
-            "in agents: 500, and no rate"
+        raise traffic.error(
+            "agents",
+            "is missing; this task is of agents: say how many work at once, as in agents: 500, and no rate",
         )
     for key in NOT_WITH_AGENTS:
         if key in traffic:
-            raise InputError(
-                f"{traffic.path_of(key)}: agents come when their last answer is there and their tools are "
-                f"done; drop {key}, or agents"
+            raise traffic.error(
+                key,
+                "agents come when their last answer is there and their tools are "
+                f"done; drop {key}, or agents",
             )
     value, where = traffic.get("agents"), traffic.path_of("agents")
     agent_keys = {"count": value} if is_number(value) else value  # agents: 500 is short for {count: 500}.
@@ -98,9 +99,7 @@ def _read_tokens(section: Section, key: str) -> int:
     """A number of tokens; 0 without the key. YAML reads 1e4 as a float, which counts as whole."""
     tokens = check_number(section.get(key, 0), section.path_of(key), least=0.0)
     if tokens != int(tokens) or tokens > MAX_TOKENS:
-        raise InputError(
-            f"{section.path_of(key)}: expected whole tokens up to {MAX_TOKENS}, found {tokens:g}"
-        )
+        raise section.error(key, f"expected whole tokens up to {MAX_TOKENS}, found {tokens:g}")
     return int(tokens)
 
 

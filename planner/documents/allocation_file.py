@@ -87,7 +87,7 @@ def _parse_entries(file: Section, key: str, keys: tuple[str, ...]) -> list[Secti
     """The entries of the list of mappings under `key`. Raises InputError for a key in them beside `keys`."""
     rows = file.get(key)
     if not isinstance(rows, list) or not rows:
-        raise refused_value(file.path_of(key), "expected a list with at least one entry", rows)
+        raise file.refused(key, "expected a list with at least one entry", rows)
     entries = []
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
@@ -102,7 +102,7 @@ def _parse_names(entries: list[Section]) -> tuple[str, ...]:
     for row in entries:
         name = row.text("name")
         if name in names:
-            raise InputError(f"{row.path_of('name')}: {name!r} is given twice")
+            raise row.error("name", f"{name!r} is given twice")
         names.append(name)
     return tuple(names)
 
@@ -113,8 +113,8 @@ def _parse_rates(row: Section, buckets: int) -> list[float]:
     """
     rates = row.get("rate_rps")
     if not isinstance(rates, list) or len(rates) != buckets:
-        raise refused_value(
-            row.path_of("rate_rps"),
+        raise row.refused(
+            "rate_rps",
             f"expected a list of {buckets} rates, one per bucket and 0 where it cannot serve",
             rates,
         )
@@ -130,9 +130,9 @@ def _convert_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
     shares = _parse_grid(config.get("workload_distribution"), config.path_of("workload_distribution"))
     share_sum = sum(shares.values())
     if abs(share_sum - 1) > SHARE_ROUNDING:
-        raise InputError(
-            f"{config.path_of('workload_distribution')}: shares of total_request_rate must sum to 1, "
-            f"found a sum of {share_sum:.6g}"
+        raise config.error(
+            "workload_distribution",
+            f"shares of total_request_rate must sum to 1, found a sum of {share_sum:.6g}",
         )
     gpus, stock = config.get("gpu_info"), config.get("availability", {})
     if not isinstance(gpus, dict) or not isinstance(stock, dict) or set(stock) - set(gpus):

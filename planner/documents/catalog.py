@@ -642,7 +642,7 @@ def _parse_aliases(row: Section) -> list[str]:
     """Other names of a row, as they are spelled."""
     aliases = row.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-        raise refused_value(row.path_of("aliases"), "expected a list of names", aliases)
+        raise row.refused("aliases", "expected a list of names", aliases)
     return aliases
 
 
@@ -656,24 +656,18 @@ def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
         base = row.plain_text("cap_of")
         uncapped = document.get(base)
         if not isinstance(uncapped, dict) or "cap_of" in uncapped:
-            raise refused_value(
-                row.path_of("cap_of"), "expected the name of an uncapped row of this file", base
-            )
+            raise row.refused("cap_of", "expected the name of an uncapped row of this file", base)
         for key in ("power", "prefill_slowdown", "decode_slowdown"):
             row.get_required(key)  # A cap changes these, so its row must state them.
         inherited = {key: value for key, value in uncapped.items() if key not in PROVENANCE}
         row = replace(row, values=inherited | dict(row.values))
         uncapped_w = parse_quantity(uncapped.get("power"), "w", where=row.path_of("power"))
         if row.quantity("power", "w") >= uncapped_w:
-            raise refused_value(
-                row.path_of("power"), f"expected a cap below {uncapped['power']}", row.get("power")
-            )
+            raise row.refused("power", f"expected a cap below {uncapped['power']}", row.get("power"))
     else:
         for key in CAP_KEYS:
             if key in row:
-                raise InputError(
-                    f"{row.path_of(key)}: only for a row with cap_of, the name of the uncapped GPU"
-                )
+                raise row.error(key, "only for a row with cap_of, the name of the uncapped GPU")
     # Nothing is computed from these three, but a row must state them.
     row.quantity("memory_vendor", "bytes")
     for key in ("price_source", "price_date"):
@@ -767,7 +761,7 @@ def _llm_of_groups(name: str, row: Section, beside_layers: dict[str, Any]) -> Ll
     """
     for key in (*LLM_COUNTS, *LLM_OPTIONAL):
         if key in row and key not in LLM_OF_GROUPS:
-            raise InputError(f"{row.path_of(key)}: only for a row without groups, which say it themselves")
+            raise row.error(key, "only for a row without groups, which say it themselves")
     hidden = row.whole_number("hidden")
     return Llm(
         name=name,
@@ -811,9 +805,7 @@ def _parse_preset(name: str, row: Section, document: Document) -> SloPreset:
     if "slowdown" in row:
         slowdowns = parse_slowdowns(row.get("slowdown"), row.get("reference"), where=row.path_of("slowdown"))
     elif "reference" in row:
-        raise InputError(
-            f"{row.path_of('reference')}: only for a row with slowdown; a limit in seconds needs none"
-        )
+        raise row.error("reference", "only for a row with slowdown; a limit in seconds needs none")
     return SloPreset(
         name=name,
         slo=parse_slo(row.get("slo"), where=row.path_of("slo")) if "slo" in row else Slo(()),

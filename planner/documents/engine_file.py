@@ -115,7 +115,7 @@ def parse_row(row: Section) -> EngineRow:
     """Read a row of catalogs/engines.yaml. Raises InputError."""
     first, last = (_parse_version(row.get_required(key), row.path_of(key)) for key in ("from", "to"))
     if version_numbers(last) < version_numbers(first):
-        raise InputError(f"{row.path_of('to')}: is {last}, must not be before {first}")
+        raise row.error("to", f"is {last}, must not be before {first}")
     row.plain_text("error")  # Says for people how far the constants are off; only checked to be text.
     return EngineRow(
         engine=check_one_of(row.get_required("engine"), tuple(NAMES), row.path_of("engine")),
@@ -174,9 +174,9 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         raise InputError(f"{key_path}: {name} {version} has none; {FIRST_ASYNC} is the first")
     poll_steps = section.whole_number("poll_steps", 1)
     if poll_steps > 1 and not (name == "sglang" and async_scheduling):
-        raise InputError(
-            f"{section.path_of('poll_steps')}: must be 1, found {poll_steps}; more is simulated for sglang "
-            "alone, with async_scheduling"
+        raise section.error(
+            "poll_steps",
+            f"must be 1, found {poll_steps}; more is simulated for sglang alone, with async_scheduling",
         )
     # A front end that was measured includes its tokenizer and router, and a plan.yaml older than the three
     # keys below states a front end and none of them. In both cases the row's values would be added wrongly.
@@ -268,7 +268,7 @@ def _parse_seconds(section: Section, key: str, default: float | None = None) -> 
     # `at_least` tells a key without a default from one whose default is None.
     value_s = section.at_least(key, "s") if default is None else section.at_least(key, "s", default)
     if value_s > MOST_S[key]:
-        raise refused_value(section.path_of(key), f"must be at most {MOST_S[key]:g} s", section.get(key))
+        raise section.refused(key, f"must be at most {MOST_S[key]:g} s", section.get(key))
     return value_s
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from planner.documents.spreads import SPREAD_KEYS, parse_spread, spread_document
 from planner.errors import InputError
 from planner.files.checked_files import open_input, read_yaml
-from planner.files.document_values import PLAIN, Section, Wording, check_rows, errors_as, refused_value
+from planner.files.document_values import PLAIN, Section, Wording, check_rows, errors_as
 from planner.models.all2all import All2All
 from planner.models.correction import CorrectedFormula
 from planner.models.foreign_forms import DistServeSteps, SplitwiseLookup, StepForm
@@ -210,7 +210,7 @@ def parse_simulated(row: Section) -> CorrectedFormula | None:
         return None
     form = parse_form(row.subsection("simulated")) if isinstance(section, Mapping) else None
     if not isinstance(form, CorrectedFormula):
-        raise refused_value(row.path_of("simulated"), "expected form: corrected and its numbers", section)
+        raise row.refused("simulated", "expected form: corrected and its numbers", section)
     return form
 
 

@@ -257,13 +257,11 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
         )
         pool = _parse_pool(row, number, common)
         if any(pool.name == other.name for other in pools):
-            raise InputError(
-                f"{row.path_of('name')}: {pool.name!r} is given twice; give each pool its own name"
-            )
+            raise row.error("name", f"{pool.name!r} is given twice; give each pool its own name")
         pools.append(pool)
     workers = sum(pool.count for pool in pools)
     if workers > MAX_WORKERS:
-        raise InputError(f"{file.path_of('workers')}: {workers} in all, must be at most {MAX_WORKERS}")
+        raise file.error("workers", f"{workers} in all, must be at most {MAX_WORKERS}")
     with errors_as(InputError, file.path_of("workers")):
         fleet = Fleet(llm, tuple(pools), policies, common.network)
     return replace(fleet, disturbances=_parse_events(file, pools), pinned=_parse_pinned(file, fleet))
@@ -334,14 +332,12 @@ def _parse_pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
             or not workers
             or any(name not in list(number_of) for name in workers)  # A list, as a name may be unhashable.
         ):
-            raise refused_value(
-                section.path_of("workers"),
-                f"expected some of {list_first(list(number_of), MOST_NAMED)}",
-                workers,
+            raise section.refused(
+                "workers", f"expected some of {list_first(list(number_of), MOST_NAMED)}", workers
             )
         # By `type`, because True is an instance of int.
         if not isinstance(ids, list) or not ids or any(type(block) is not int for block in ids):
-            raise refused_value(section.path_of("block_ids"), "expected block ids of a trace", ids)
+            raise section.refused("block_ids", "expected block ids of a trace", ids)
         tokens = section.whole_number("block_tokens", KV_BLOCK_TOKENS, most=MOST_STEP_TOKENS)
         prefixes.append(PinnedPrefix(tuple(ids), tokens, tuple(number_of[name] for name in workers)))
     return tuple(prefixes)
@@ -426,7 +422,7 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
         row = replace(row, where=f"{row.where} ({name})")
     role = cast(Role, row.one_of("role", get_args(Role), "mixed"))
     if not isinstance(row.get("gpu"), str):
-        raise refused_value(row.path_of("gpu"), "expected a name of catalogs/gpus.yaml", row.get("gpu"))
+        raise row.refused("gpu", "expected a name of catalogs/gpus.yaml", row.get("gpu"))
     with errors_as(InputError, row.path_of("gpu")):
         gpu = common.paid.paid_gpu(common.catalog.gpu(row.get("gpu")))
     tp = _parse_tp(row, llm, gpu)
@@ -437,10 +433,10 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
     max_num_seqs = row.whole_number("max_num_seqs", default_seqs, most=MOST_SEQS)
     pp = row.whole_number("pp", 1, most=LARGEST_SETTING)
     if pp > llm.layers:
-        raise InputError(f"{row.path_of('pp')}: {llm.name} has {llm.layers} layers, found {pp}")
+        raise row.error("pp", f"{llm.name} has {llm.layers} layers, found {pp}")
     dp = _parse_dp(row, llm, gpu, tp)
     if dp > 1 and lora is not None:
-        raise InputError(f"{row.path_of('dp')}: ranks are not simulated with lora; drop one of the two")
+        raise row.error("dp", "ranks are not simulated with lora; drop one of the two")
     ep = _parse_ep(row, gpu, (tp, dp), common)
     # The memory of a drafter counts only where KV tokens are computed.
     drafter = find_drafter(speculation, llm, common.catalog) if "kv_tokens" not in row else Drafter()
@@ -483,9 +479,10 @@ def _check_shortest_step(row: Section, form: fits.Form, tokens: int, decodes: in
     """Raise InputError if a step of up to `tokens` prompt tokens and `decodes` would take no time."""
     shortest_s, key = form.shortest_s(tokens + decodes, decodes, kv_tokens)
     if not shortest_s > 0:
-        raise InputError(
-            f"{row.path_of('latency')}: {key}: some step of up to {tokens} tokens and {decodes} decodes "
-            f"would take {shortest_s:.3g} s, must be > 0 and never fall with the context"
+        raise row.error(
+            "latency",
+            f"{key}: some step of up to {tokens} tokens and {decodes} decodes "
+            f"would take {shortest_s:.3g} s, must be > 0 and never fall with the context",
         )
 
 
@@ -502,9 +499,10 @@ def _default_budget_tokens(row: Section, common: _Common) -> int:
     DistServe, the tokens that just saturate a step; else the default.
     """
     if common.budget_is_given and "max_num_batched_tokens" in row:
-        raise InputError(
-            f"{row.path_of('max_num_batched_tokens')}: this worker states its own "
-            f"({row.get('max_num_batched_tokens')}), so the policy would change nothing; drop one of the two"
+        raise row.error(
+            "max_num_batched_tokens",
+            "this worker states its own "
+            f"({row.get('max_num_batched_tokens')}), so the policy would change nothing; drop one of the two",
         )
     budget_tokens = common.budget_tokens
     if budget_tokens is None and common.policies.batching == "distserve" and row.get("role") == "prefill":
@@ -529,9 +527,8 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
     """The number of data-parallel ranks, which share the experts of a mixture."""
     dp = row.whole_number("dp", 1, most=LARGEST_SETTING)
     if dp > 1 and not llm.is_mixture:
-        raise InputError(
-            f"{row.path_of('dp')}: ranks share experts, and {llm.name} has none; give count: {dp} for as "
-            "many workers"
+        raise row.error(
+            "dp", f"ranks share experts, and {llm.name} has none; give count: {dp} for as many workers"
         )
     if dp > 1:
         with errors_as(InputError, row.path_of("dp")):
@@ -546,9 +543,9 @@ def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common)
     llm, (tp, dp) = common.llm, degrees
     if dp > 1:
         if not row.flag("ep", True):
-            raise InputError(
-                f"{row.path_of('ep')}: slices of experts over data-parallel ranks are not modelled, must be "
-                f"true with dp {dp}"
+            raise row.error(
+                "ep",
+                f"slices of experts over data-parallel ranks are not modelled, must be true with dp {dp}",
             )
         return True
     # A row with step times of its own is taken to mean sliced experts, unless it says `ep: true`.
@@ -556,7 +553,7 @@ def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common)
     ep = row.flag("ep", default_ep)
     if ep and not (llm.is_mixture and tp > 1):
         obstacle = f"tp {tp}" if llm.is_mixture else f"no experts in {llm.name}"
-        raise InputError(f"{row.path_of('ep')}: needs a mixture of experts on several GPUs, found {obstacle}")
+        raise row.error("ep", f"needs a mixture of experts on several GPUs, found {obstacle}")
     return ep
 
 
@@ -564,11 +561,12 @@ def _parse_tp(row: Section, llm: Llm, gpu: Gpu) -> int:
     """The number of GPUs that each layer is split over, all in one node."""
     tp = row.whole_number("tp", 1, most=LARGEST_SETTING)
     if tp > gpu.gpus_per_node:
-        raise InputError(f"{row.path_of('tp')}: a node has {gpu.gpus_per_node} x {gpu.name}, found {tp}")
+        raise row.error("tp", f"a node has {gpu.gpus_per_node} x {gpu.name}, found {tp}")
     if not llm.splits_over(tp):
-        raise InputError(
-            f"{row.path_of('tp')}: must divide the {llm.heads} heads of {llm.name}, and its {llm.kv_heads} "
-            f"KV heads or be a multiple of them, found {tp}"
+        raise row.error(
+            "tp",
+            f"must divide the {llm.heads} heads of {llm.name}, and its {llm.kv_heads} "
+            f"KV heads or be a multiple of them, found {tp}",
         )
     return tp
 
@@ -591,9 +589,7 @@ def _parse_kv_tokens(
     kv_tokens = row.whole_number("kv_tokens", None, most=LARGEST_SETTING)
     if kv_tokens is not None:
         if kv_tokens < KV_BLOCK_TOKENS:
-            raise InputError(
-                f"{row.path_of('kv_tokens')}: must hold one block of 16 tokens, found {kv_tokens}"
-            )
+            raise row.error("kv_tokens", f"must hold one block of 16 tokens, found {kv_tokens}")
         return kv_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
     use = worker_memory(
         llm,

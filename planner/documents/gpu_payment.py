@@ -27,14 +27,7 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from planner.documents.catalog import SOLD_AS, Catalog
 from planner.domain import OWNED, Gpu, payment_suffix, row_of
 from planner.errors import InputError
-from planner.files.document_values import (
-    Section,
-    check_mapping,
-    check_one_of,
-    check_whole_number,
-    errors_as,
-    refused_value,
-)
+from planner.files.document_values import Section, check_mapping, check_one_of, check_whole_number, errors_as
 from planner.units import show_exactly
 
 KEYS = ("prices", "sold_as", "electricity")
@@ -153,15 +146,13 @@ def parse_electricity(fleet: Section) -> Electricity | None:
     section = fleet.subsection("electricity", ("price", "pue", "of"))
     usd_per_kwh = section.positive("price", "usd_per_kwh")
     if "pue" not in section:
-        raise InputError(
-            f"{section.path_of('pue')}: is missing; write pue: 1.3 where cooling and losses take 30 % more, "
-            "or 1 for the GPUs alone"
+        raise section.error(
+            "pue",
+            "is missing; write pue: 1.3 where cooling and losses take 30 % more, or 1 for the GPUs alone",
         )
     pue = section.number("pue")
     if not 1 <= pue <= MOST_PUE:
-        raise refused_value(
-            section.path_of("pue"), f"expected 1 (the GPUs alone) to {MOST_PUE:g}", section.get("pue")
-        )
+        raise section.refused("pue", f"expected 1 (the GPUs alone) to {MOST_PUE:g}", section.get("pue"))
     paid_gpus = cast(ElectricityPayer, section.one_of("of", get_args(ElectricityPayer), "owned"))
     if paid_gpus == "owned" and "owned" not in fleet:
         raise InputError(
@@ -217,9 +208,10 @@ def with_owned(
     stock_of_owned = {name: stock.get(name, count) for name, count in owned.items()}
     for name, stocked in stock_of_owned.items():
         if stocked is not None and stocked < owned[name]:
-            raise InputError(
-                f"{fleet.path_of('gpus')}: {name}: found {stocked}, and {owned[name]} are owned; gpus counts "
-                f"these too: expected {owned[name]} or more, or drop {name} there to rent none"
+            raise fleet.error(
+                "gpus",
+                f"{name}: found {stocked}, and {owned[name]} are owned; gpus counts "
+                f"these too: expected {owned[name]} or more, or drop {name} there to rent none",
             )
     return {**stock, **stock_of_owned}
 

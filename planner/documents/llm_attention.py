@@ -14,7 +14,7 @@ from typing import Any
 
 from planner.documents.llm_formats import Formats
 from planner.errors import CatalogError, InputError
-from planner.files.document_values import LARGEST_COUNT, Section, Wording, refused_value
+from planner.files.document_values import LARGEST_COUNT, Section, Wording
 from planner.models.llm import (
     Attention,
     CompressedAttention,
@@ -74,9 +74,7 @@ def layer_count(shape: Section) -> int:
         return len(shape.get("layers_block_type"))
     layers = first_count(shape, "num_hidden_layers", "n_layer", "num_layers")
     if layers > MOST_LAYERS:
-        raise refused_value(
-            shape.path_of("num_hidden_layers"), f"expected at most {MOST_LAYERS} layers", layers
-        )
+        raise shape.refused("num_hidden_layers", f"expected at most {MOST_LAYERS} layers", layers)
     return layers
 
 
@@ -87,9 +85,7 @@ def block_pattern(shape: Section, layers: int) -> str | None:
     if isinstance(names := shape.get("layers_block_type"), list):
         # Names are looked up in lists here and below, because an entry of the config may be unhashable.
         if unknown_names := [name for name in names if name not in list(_BLOCK_NAMES)]:
-            raise refused_value(
-                shape.path_of("layers_block_type"), f"expected {', '.join(_BLOCK_NAMES)}", unknown_names[0]
-            )
+            raise shape.refused("layers_block_type", f"expected {', '.join(_BLOCK_NAMES)}", unknown_names[0])
         return "".join(
             _BLOCK_NAMES[name] for name in _check_one_per_layer(shape, "layers_block_type", names, layers)
         )
@@ -97,10 +93,8 @@ def block_pattern(shape: Section, layers: int) -> str | None:
         return None
     pattern = shape.text("hybrid_override_pattern")
     if unknown_letters := sorted(set(pattern) - set(BLOCKS)):
-        raise refused_value(
-            shape.path_of("hybrid_override_pattern"),
-            f"expected letters {' '.join(BLOCKS)}",
-            unknown_letters[0],
+        raise shape.refused(
+            "hybrid_override_pattern", f"expected letters {' '.join(BLOCKS)}", unknown_letters[0]
         )
     return "".join(_check_one_per_layer(shape, "hybrid_override_pattern", list(pattern), layers))
 
@@ -157,7 +151,7 @@ def _kimi_layer_kinds(section: Section, layers: int) -> list[Kind]:
     full, linear = section.get("full_attn_layers"), section.get("kda_layers")
     for key, listed in (("full_attn_layers", full), ("kda_layers", linear)):
         if not isinstance(listed, list):
-            raise refused_value(section.path_of(key), "expected a list of layers", listed)
+            raise section.refused(key, "expected a list of layers", listed)
     if sorted([*full, *linear]) != list(range(1, layers + 1)):
         raise CatalogError(f"{section.where}: full_attn_layers and kda_layers must be all of 1 to {layers}")
     return ["full" if layer + 1 in full else "linear" for layer in range(layers)]
@@ -296,7 +290,7 @@ def _block_attention(shape: Section, layer: int, hidden: int, formats: Formats) 
     block = block_config(shape, layer, "attention")
     for key in ("window_length", "replace_with_linear", "sparsify", "num_sink_tokens", "unshifted_sink"):
         if block.get(key):
-            raise refused_value(block.path_of(key), "is not modelled; expected none", block.get(key))
+            raise block.refused(key, "is not modelled; expected none", block.get(key))
     if block.flag("no_op", False):
         return None
     heads = first_count(shape, "num_attention_heads")
@@ -324,9 +318,7 @@ def block_config(shape: Section, layer: int, part: str) -> Section:
     """The section `part`, "attention" or "ffn", of one layer in Llama-Nemotron's `block_configs`."""
     blocks = shape.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != layer_count(shape):
-        raise refused_value(
-            shape.path_of("block_configs"), f"expected a list of {layer_count(shape)} layers", blocks
-        )
+        raise shape.refused("block_configs", f"expected a list of {layer_count(shape)} layers", blocks)
     return Section.from_document(
         blocks[layer], f"{shape.path_of('block_configs')}: {layer}", wording=WORDING
     ).subsection(part)
@@ -372,7 +364,7 @@ def _index_of_layer(shape: Section, layer: int) -> tuple[bool, bool]:
     if isinstance(types, list):
         index_type = _check_one_per_layer(shape, "indexer_types", types, layer_count(shape))[layer]
         if index_type not in ("full", "shared"):
-            raise refused_value(shape.path_of("indexer_types"), "expected full or shared", index_type)
+            raise shape.refused("indexer_types", "expected full or shared", index_type)
         return index_type == "full", index_type == "shared"
     if "index_topk_pattern" in shape:
         letters = _check_one_per_layer(
@@ -393,12 +385,10 @@ def _compressed_attention(shape: Section, layer: int, hidden: int) -> tuple[Comp
     """
     ratios = shape.get("compress_ratios")
     if not isinstance(ratios, list) or len(ratios) < layer_count(shape):
-        raise refused_value(
-            shape.path_of("compress_ratios"), f"expected a list of {layer_count(shape)} or more", ratios
-        )
+        raise shape.refused("compress_ratios", f"expected a list of {layer_count(shape)} or more", ratios)
     ratio = ratios[layer]
     if ratio not in (0, 4, 128):
-        raise refused_value(shape.path_of("compress_ratios"), "expected 0, 4 and 128", ratio)
+        raise shape.refused("compress_ratios", "expected 0, 4 and 128", ratio)
     has_index = ratio == 4  # With 128 tokens to a vector there are so few that all are read.
     attention = CompressedAttention(
         heads=first_count(shape, "num_attention_heads"),

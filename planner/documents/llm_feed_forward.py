@@ -14,7 +14,7 @@ from planner.documents.llm_attention import (
 )
 from planner.documents.llm_formats import Formats
 from planner.errors import CatalogError
-from planner.files.document_values import Section, nearest_names, refused_value
+from planner.files.document_values import Section, nearest_names
 from planner.models.llm import FeedForward
 
 # The keys that a config.json may have for the width of a block, the number of experts, ...; the first key
@@ -158,7 +158,7 @@ def _nemotron_block(shape: Section, layer: int, hidden: int, formats: Formats) -
     block = block_config(shape, layer, "ffn")
     for key in ("replace_with_linear", "sparsify", "moe"):
         if block.get(key):
-            raise refused_value(block.path_of(key), "is not modelled; expected none", block.get(key))
+            raise block.refused(key, "is not modelled; expected none", block.get(key))
     if block.flag("no_op", False):
         return None
     if "ffn_mult" in block:
@@ -181,13 +181,13 @@ def _has_experts(shape: Section, layer: int) -> bool:
         if len(listed) != layers:
             raise CatalogError(f"{shape.path_of(key)}: {len(listed)} entries for {layers} layers")
         if listed[layer] not in ("dense", "sparse", 0, 1):
-            raise refused_value(shape.path_of(key), "expected dense and sparse, or 0 and 1", listed[layer])
+            raise shape.refused(key, "expected dense and sparse, or 0 and 1", listed[layer])
         return listed[layer] in ("sparse", 1)
     if layer < shape.whole_number("first_k_dense_replace", 0, least=0):
         return False
     dense_layers = shape.get("mlp_only_layers", [])
     if not isinstance(dense_layers, list):
-        raise refused_value(shape.path_of("mlp_only_layers"), "expected a list of layers", dense_layers)
+        raise shape.refused("mlp_only_layers", "expected a list of layers", dense_layers)
     if layer in dense_layers:
         return False
     if "moe_layers_enum" in shape:  # Step's LLMs list the layers with experts as text: "3,4,5".

@@ -81,7 +81,5 @@ def _parse_targets(section: Section) -> tuple[str, ...] | None:
     if value == "all":
         return None
     if not isinstance(value, list) or not value or not all(name in MODULES for name in value):
-        raise refused_value(
-            section.path_of("targets"), f"expected all, or a list of {', '.join(MODULES)}", value
-        )
+        raise section.refused("targets", f"expected all, or a list of {', '.join(MODULES)}", value)
     return tuple(dict.fromkeys(value))

@@ -188,7 +188,7 @@ def _parse_capacity(row: object, where: str, priced_gpus: set[str], folder: Path
     for gpu in gpus_of_worker:
         if gpu not in priced_gpus:
             known = ", ".join(sorted(priced_gpus))
-            raise InputError(f"{section.path_of('gpu')}: {gpu!r} has no price under gpus; known: {known}")
+            raise section.error("gpu", f"{gpu!r} has no price under gpus; known: {known}")
     (gpu, count), *other_gpus = gpus_of_worker.items()
     return LlmWorkerType(
         llm=llm,
@@ -209,9 +209,9 @@ def _gpus_of_worker(section: document_values.Section) -> dict[str, int]:
     if not isinstance(section.get("gpu"), Mapping):
         return {section.text("gpu"): section.whole_number("gpus", 1, most=MOST_GPUS)}
     if "gpus" in section:
-        raise InputError(f"{section.path_of('gpus')}: gpu says how many there are of each; leave gpus out")
+        raise section.error("gpus", "gpu says how many there are of each; leave gpus out")
     by_gpu = document_values.Section(section.get("gpu"), section.path_of("gpu"), wording=WORDING)
     counts = {str(name): by_gpu.whole_number(name, most=MOST_GPUS) for name in section.get("gpu")}
     if not counts:
-        raise InputError(f"{section.path_of('gpu')}: expected a GPU, or GPUs with their numbers")
+        raise section.error("gpu", "expected a GPU, or GPUs with their numbers")
     return counts

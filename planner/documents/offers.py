@@ -53,9 +53,7 @@ def parse_offers(written: Any, where: str) -> tuple[ProviderOffer, ...]:
             source=section.plain_text("source"),
         )
         if first_day(offer.date) is None:
-            raise refused_value(
-                section.path_of("date"), "expected a date such as 2026-11-21, 2026-11 or 2026", offer.date
-            )
+            raise section.refused("date", "expected a date such as 2026-11-21, 2026-11 or 2026", offer.date)
         if (key := (offer.provider.lower(), offer.term)) in offers:
             raise InputError(f"{section.where}: {offer.provider} {offer.term} is given twice; keep one")
         offers[key] = offer

@@ -297,9 +297,10 @@ def without_pins(choices: PolicyChoices, section: Section) -> PolicyChoices:
         possible = [
             row.name for row in ROUTING.values() if row.is_planned and row.needs_caches and not row.pins
         ]
-        raise InputError(
-            f"{section.path_of('routing')}: pinned-prefix is not planned with spare or spot workers: what a "
-            f"lost worker had pinned is nowhere else; take of {', '.join(possible)}, or drop spare and spot"
+        raise section.error(
+            "routing",
+            "pinned-prefix is not planned with spare or spot workers: what a "
+            f"lost worker had pinned is nowhere else; take of {', '.join(possible)}, or drop spare and spot",
         )
     return replace(choices, axes={**choices.axes, "routing": routings}, raced_changes=raced)
 
@@ -363,9 +364,9 @@ def parse_policy_choices(
             axes[axis] = (first, *others)
     # With a target, `research` also allows the question to name rows that the target lacks.
     if research and target is None and ANY not in [section.get(axis) for axis in _AXES]:
-        raise InputError(
-            f"{section.path_of('research')}: adds to what `any` stands for, and no policy is any; "
-            "write queue: any, for one, or drop it"
+        raise section.error(
+            "research",
+            "adds to what `any` stands for, and no policy is any; write queue: any, for one, or drop it",
         )
     if math.prod(map(len, axes.values())) > MOST_COMBINATIONS:
         not_first = [PolicyChange(axis, value) for axis in axes for value in axes[axis][1:]]
@@ -378,9 +379,7 @@ def parse_policy_choices(
     if math.isfinite(longest_wait_s) and not any(QUEUE[name].has_longest_wait for name in queues):
         row = QUEUE[axes["queue"][0]]
         reason = "has no such bound" if row.code != FCFS else "overtakes nobody"
-        raise InputError(
-            f"{section.path_of('longest_wait')}: {row.name} {reason}; drop it, or queue: [fcfs, sjf]"
-        )
+        raise section.error("longest_wait", f"{row.name} {reason}; drop it, or queue: [fcfs, sjf]")
     choices = PolicyChoices(
         axes=axes,
         raced_changes=tuple(raced),
@@ -422,15 +421,16 @@ def _values_of(
     names = value if isinstance(value, list) and value else [value]
     stepwise_names = tuple(row.name for row in rows.values() if STEPWISE in row.simulators)
     if unplanned := [row for row in rows.values() if row.name in names and row.name not in stepwise_names]:
-        raise InputError(
-            f"{section.path_of(axis)}: `plan simulate` has {unplanned[0].name} ({unplanned[0].words}), and "
-            f"no plan; take of {', '.join(row.name for row in possible)}"
+        raise section.error(
+            axis,
+            f"`plan simulate` has {unplanned[0].name} ({unplanned[0].words}), and "
+            f"no plan; take of {', '.join(row.name for row in possible)}",
         )
     chosen = tuple(check_one_of(name, (*stepwise_names, ANY), section.path_of(axis)) for name in names)
     if ANY in chosen:
-        raise InputError(f"{section.path_of(axis)}: any stands alone; write {axis}: any, or drop it")
+        raise section.error(axis, f"any stands alone; write {axis}: any, or drop it")
     if len(set(chosen)) < len(chosen):
-        raise InputError(f"{section.path_of(axis)}: found one twice in {value!r}; name each once")
+        raise section.error(axis, f"found one twice in {value!r}; name each once")
     _check_caches(section, axis, [rows[name] for name in chosen], possible, prefix_cache=prefix_cache)
     if target is not None and not research:
         _check_target(section, axis, [rows[name] for name in chosen], possible, target)
@@ -449,16 +449,16 @@ def _check_caches(
             if refused[0].needs_caches
             else "tenants, which routers know of prompts alone"
         )
-        raise InputError(
-            f"{section.path_of(axis)}: {refused[0].name} looks at {looked_at}; take of "
-            f"{', '.join(row.name for row in possible)}"
+        raise section.error(
+            axis, f"{refused[0].name} looks at {looked_at}; take of {', '.join(row.name for row in possible)}"
         )
     cache_aware = [row.name for row in chosen if row.needs_caches and row not in possible]
     if cache_aware and not prefix_cache:
-        raise InputError(
-            f"{section.path_of(axis)}: {cache_aware[0]} looks at prefix caches; add prefix_cache: true, "
+        raise section.error(
+            axis,
+            f"{cache_aware[0]} looks at prefix caches; add prefix_cache: true, "
             "which takes a trace that says which prompts share a prefix (hash_ids or prefix_ids), or take of "
-            f"{', '.join(row.name for row in possible)}"
+            f"{', '.join(row.name for row in possible)}",
         )
 
 
@@ -473,13 +473,12 @@ def _check_target(
     if axis == "routing":
         policies = Policies(routing=lacking[0].name)
         nearest = find_deployed_routing(policies, target, is_pair=False).rule_names[0]
-        raise InputError(
-            f"{section.path_of(axis)}: {target} (deploy) cannot route by {lacking[0].name}, it has {has}; "
-            f"{nearest} would be in its place: leave routing out to plan with that, or take one of those"
+        raise section.error(
+            axis,
+            f"{target} (deploy) cannot route by {lacking[0].name}, it has {has}; "
+            f"{nearest} would be in its place: leave routing out to plan with that, or take one of those",
         )
-    raise InputError(
-        f"{section.path_of(axis)}: {target} (deploy) lacks {lacking[0].name}, it has {has}; take one of those"
-    )
+    raise section.error(axis, f"{target} (deploy) lacks {lacking[0].name}, it has {has}; take one of those")
 
 
 def _predictions(section: Section) -> tuple[str, ...]:

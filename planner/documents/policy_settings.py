@@ -6,7 +6,6 @@ from typing import Any
 from planner.documents.kv_offload_settings import kv_offload_document, parse_kv_offload
 from planner.documents.slo import parse_selector, selector_document
 from planner.domain import Selector
-from planner.errors import InputError
 from planner.files.document_values import Section
 from planner.fleet import Policies
 from planner.policies import BY_FIELD, QUEUE
@@ -84,9 +83,9 @@ def parse_policies(section: Section) -> tuple[Policies, int | None]:
     chosen["due"] = tuple(_parse_due(section))
     policies = Policies(**chosen)
     if QUEUE[policies.queue].by_deadline and not policies.due:
-        raise InputError(
-            f"{section.path_of('queue')}: edf goes by the times of classes; add due: "
-            "{chat: {match: {tenant: chat}, within: 0.5 s}}"
+        raise section.error(
+            "queue",
+            "edf goes by the times of classes; add due: {chat: {match: {tenant: chat}, within: 0.5 s}}",
         )
     return policies, section.whole_number("max_num_batched_tokens", None, most=MOST_STEP_TOKENS)
 
@@ -113,7 +112,7 @@ def parse_settings(section: Section) -> dict[str, Any]:
         elif name in POLICY_NUMBERS:
             chosen[POLICY_NUMBERS[name]] = section.number(name, above=0.0)
     if section.get("headroom") == 0:
-        raise InputError(f"{section.path_of('headroom')}: of 0 no request would ever be packed; must be > 0")
+        raise section.error("headroom", "of 0 no request would ever be packed; must be > 0")
     weights = section.subsection("tenant_weights")
     chosen["tenant_weights"] = tuple((str(name), weights.number(name, above=0.0)) for name in weights.values)
     return chosen

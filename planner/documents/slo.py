@@ -182,9 +182,9 @@ def parse_selector(name: str, document: Any, where: str) -> Selector:
     tokens = replace(tokens, values={key: read_tokens(value) for key, value in tokens.values.items()})
     least, most = tokens.whole_number("from", 0, least=0), tokens.whole_number("to", None, least=0)
     if "input_tokens" in match and not ("from" in tokens or "to" in tokens):
-        raise InputError(f"{match.path_of('input_tokens')}: expected from, to or both, such as {{to: 2000}}")
+        raise match.error("input_tokens", "expected from, to or both, such as {to: 2000}")
     if most is not None and most < least:
-        raise InputError(f"{match.path_of('input_tokens')}: to is {most}, must be at least from, {least}")
+        raise match.error("input_tokens", f"to is {most}, must be at least from, {least}")
     tenants, adapters, llms = (_parse_names(match, key) for key in ("tenant", "adapter", "model"))
     return Selector(name, tenants, adapters, llms, least, most)
 
@@ -195,10 +195,10 @@ def _parse_names(match: Section, key: str) -> tuple[str, ...]:
     value = match.get(key)
     names = value if isinstance(value, list) else [value]
     if not names or not all(isinstance(name, str | int) and not isinstance(name, bool) for name in names):
-        raise refused_value(match.path_of(key), "expected a name or a list of names", value)
+        raise match.refused(key, "expected a name or a list of names", value)
     texts = tuple(map(str, names))
     if len(set(texts)) < len(texts):
-        raise InputError(f"{match.path_of(key)}: found one twice in {value!r}; name each once")
+        raise match.error(key, f"found one twice in {value!r}; name each once")
     return texts
 
 
@@ -247,7 +247,7 @@ def parse_slowdowns(document: Any, reference: Any, *, where: str) -> SlowdownLim
     reference_row = Section.from_document(check_mapping(reference, place), place, ("gpu", "tp"))
     gpu = reference_row.get("gpu")
     if not isinstance(gpu, str):
-        raise refused_value(reference_row.path_of("gpu"), "expected the name of a GPU", gpu)
+        raise reference_row.refused("gpu", "expected the name of a GPU", gpu)
     limits = []
     for metric, percentile_frac, name, value in _percentile_lines(
         check_mapping(document, where), where, metrics=OF_REQUESTS

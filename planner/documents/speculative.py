@@ -160,7 +160,7 @@ def _parse_acceptance(
     if "acceptance" not in section:
         rows = [name for name, row in catalog.acceptance.items() if row.method == method]
         named = f", or a row of catalogs/acceptance.yaml: {', '.join(rows)}" if rows else ""
-        raise InputError(f"{section.path_of('acceptance')}: missing; write a probability such as 0.7{named}")
+        raise section.error("acceptance", f"missing; write a probability such as 0.7{named}")
     value, where = section.get_required("acceptance"), section.path_of("acceptance")
     # A text such as "70 %" is a share; any other text is the name of a row.
     if isinstance(value, str) and not value.strip().endswith("%"):
@@ -190,11 +190,9 @@ def _parse_acceptance(
 def _parse_draft_frac(section: Section, method: str, llm: Llm, model: str | None, catalog: Catalog) -> float:
     """The share of a step that a pass of the drafter takes, estimated where it is not given."""
     if method in (*WEIGHTLESS, *OWN_LAYERS) and model is not None:
-        raise InputError(f"{section.path_of('model')}: {method} has no model of its own, found {model!r}")
+        raise section.error("model", f"{method} has no model of its own, found {model!r}")
     if method not in (*WEIGHTLESS, *OWN_LAYERS) and model is None:
-        raise InputError(
-            f"{section.path_of('model')}: {method} needs the name of the drafter's checkpoint, found none"
-        )
+        raise section.error("model", f"{method} needs the name of the drafter's checkpoint, found none")
     if "draft" in section:
         return section.share("draft", most=MOST_DRAFT_FRAC)
     try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 from planner.errors import InputError
-from planner.files.document_values import Section, check_one_of, errors_as, refused_value
+from planner.files.document_values import Section, check_one_of, errors_as
 from planner.models.latency import Kind, StepLatency
 from planner.models.llm import WEIGHTS, Llm
 from planner.models.spread import Factor, StepTimeSpread
@@ -70,7 +70,7 @@ def parse_row(row: Section) -> SpreadRow:
     """Read a row of catalogs/spreads.yaml. Raises InputError."""
     weights = row.get("weights", list(WEIGHTS))
     if not isinstance(weights, list) or not weights:
-        raise refused_value(row.path_of("weights"), "expected a list of formats", weights)
+        raise row.refused("weights", "expected a list of formats", weights)
     return SpreadRow(
         cast(Kind, row.one_of("kind", get_args(Kind))),
         tuple(check_one_of(each, WEIGHTS, row.path_of("weights")) for each in weights),
@@ -111,7 +111,7 @@ def _parse_names(row: Section, key: str, what: str) -> tuple[str, ...]:
     """The names under `key` that the row is for; none if it is for all."""
     names = row.get(key, [])
     if not isinstance(names, list) or not all(isinstance(each, str) and each for each in names):
-        raise refused_value(row.path_of(key), f"expected a list of {what}", names)
+        raise row.refused(key, f"expected a list of {what}", names)
     return tuple(names)
 
 

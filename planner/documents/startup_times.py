@@ -16,7 +16,7 @@ from typing import TypeVar
 from planner.domain import Gpu, row_of
 from planner.errors import CatalogError, InputError
 from planner.files.checked_files import read_yaml, repository_dir
-from planner.files.document_values import Section, errors_as, nearest_names, refused_value
+from planner.files.document_values import Section, errors_as, nearest_names
 from planner.fleet import WorkerType
 from planner.models.llm import Llm
 from planner.models.memory import worker_memory
@@ -168,7 +168,7 @@ def _parse_rows(
     for name, values in document.subsection(section).values.items():
         row = Section.from_document(values, f"{document.path_of(section)}: {name}", (*keys, *COMMON))
         if not row.plain_text("source") or not row.plain_text("date"):
-            raise refused_value(row.path_of("source"), "expected where it was measured, and when", None)
+            raise row.refused("source", "expected where it was measured, and when", None)
         rows[str(name)] = to_row(str(name), row)
     return rows
 
@@ -190,7 +190,7 @@ def _parse_engine(name: str, row: Section) -> EngineStart:
     """
     layers = row.numbers("layers")
     if len(layers) != 2 or not 1 <= layers[0] <= layers[1]:
-        raise refused_value(row.path_of("layers"), "expected [fewest, most]", list(layers))
+        raise row.refused("layers", "expected [fewest, most]", list(layers))
     seconds = {field: row.at_least(key, "s", 0.0) for key, field in ENGINE_SECONDS.items()}
     return EngineStart(
         name=name,

@@ -440,7 +440,7 @@ def _parse_window(traffic: Section) -> str | None:
     if window is None:
         return None
     if not isinstance(window, str):
-        raise refused_value(traffic.path_of("window"), "expected text such as 'busiest 10 min'", window)
+        raise traffic.refused("window", "expected text such as 'busiest 10 min'", window)
     check_window(window, traffic.path_of("window"))
     return window
 
@@ -695,7 +695,7 @@ def _without_any(fleet: Section) -> Section:
     if not any(is_any(name) for name in names):
         return fleet
     if len(names) > 1 or isinstance(gpus, Mapping):
-        raise InputError(f"{fleet.path_of('gpus')}: {ANY_ALONE}, or limits: {{gpus: 4}} for four in all")
+        raise fleet.error("gpus", f"{ANY_ALONE}, or limits: {{gpus: 4}} for four in all")
     return replace(fleet, values={key: value for key, value in fleet.values.items() if key != "gpus"})
 
 
@@ -725,9 +725,7 @@ def _parse_stock(
     unchecked = [name for name in stock if not catalog.is_checked(llm, catalog.gpus[name])]
     # Naming an unchecked GPU is enough to allow it; only a written `unchecked: false` contradicts.
     if unchecked and not fleet.flag("unchecked", True):
-        raise InputError(
-            f"{fleet.path_of('unchecked')}: is false, and gpus names {', '.join(unchecked)}; drop one"
-        )
+        raise fleet.error("unchecked", f"is false, and gpus names {', '.join(unchecked)}; drop one")
     return stock, ()
 
 
@@ -846,9 +844,10 @@ def _parse_least_off_spot(fleet: Section, spot: Mapping[str, Spot]) -> int:
     if "least_off_spot" not in fleet:
         return 0
     if not spot:
-        raise InputError(
-            f"{fleet.path_of('least_off_spot')}: bounds workers beside those on spot, and no GPU has a spot "
-            "price; add one under fleet: prices, or leave the key out"
+        raise fleet.error(
+            "least_off_spot",
+            "bounds workers beside those on spot, and no GPU has a spot "
+            "price; add one under fleet: prices, or leave the key out",
         )
     return fleet.whole_number("least_off_spot", 0, least=0)
 
@@ -890,9 +889,7 @@ def _find_offers(
             like_prices = dict(section.values) | {"spot": f"{spot_offer.usd_per_h!r} usd/h"}
             on_spot.setdefault(name, _parse_spot(Section.from_document(like_prices, section.where)))
     if wants_spot and len(on_spot) == len(spot):
-        raise InputError(
-            f"{section.path_of('spot_interruptions_per_h')}: {provider} has no spot price of these GPUs"
-        )
+        raise section.error("spot_interruptions_per_h", f"{provider} has no spot price of these GPUs")
     # If the question names no GPUs, those without an offer are left out, as long as any has one.
     if missing and ("gpus" in fleet or len(missing) == len(stock)):
         offer_names = {
@@ -911,7 +908,7 @@ def _parse_spot(section: Section) -> Spot:
     interruptions are missing, or leave a worker down for too much of the time.
     """
     if "spot_interruptions_per_h" not in section:
-        raise InputError(f"{section.path_of('spot')}: needs spot_interruptions_per_h too, such as 0.05")
+        raise section.error("spot", "needs spot_interruptions_per_h too, such as 0.05")
     most_per_h = MOST_INTERRUPTIONS_PER_H
     spot = Spot(
         price_usd_per_h=_parse_price(section.get("spot"), section.path_of("spot")),
@@ -920,9 +917,10 @@ def _parse_spot(section: Section) -> Spot:
         restart_s=section.positive("spot_restart", "s", SPOT_RESTART_S),
     )
     if spot.down_frac > MOST_DOWN_FRAC:
-        raise InputError(
-            f"{section.path_of('spot')}: a worker interrupted so often and away so long is down for "
-            f"{100 * spot.down_frac:.3g} % of the time, expected at most {100 * MOST_DOWN_FRAC:g} %"
+        raise section.error(
+            "spot",
+            "a worker interrupted so often and away so long is down for "
+            f"{100 * spot.down_frac:.3g} % of the time, expected at most {100 * MOST_DOWN_FRAC:g} %",
         )
     return spot
 
@@ -944,7 +942,7 @@ def _parse_numbers(
     listed = value if isinstance(value, list) and value else [value]
     numbers = tuple(sorted({check_whole_number(number, section.path_of(key)) for number in listed}))
     if numbers[-1] > most:
-        raise InputError(f"{section.path_of(key)}: found {numbers[-1]}, at most {most} is possible here")
+        raise section.error(key, f"found {numbers[-1]}, at most {most} is possible here")
     return numbers
 
 
@@ -954,9 +952,10 @@ def _parse_ranks(fleet: Section, llm: Llm) -> tuple[int, ...]:
     """
     ranks = _parse_numbers(fleet, "dp", 1, most=MAX_DP)
     if ranks[-1] > 1 and not llm.is_mixture:
-        raise InputError(
-            f"{fleet.path_of('dp')}: ranks share experts, and {llm.name} has none: they would be workers, of "
-            "which a plan has as many as it takes; leave dp out"
+        raise fleet.error(
+            "dp",
+            f"ranks share experts, and {llm.name} has none: they would be workers, of "
+            "which a plan has as many as it takes; leave dp out",
         )
     return ranks
 
@@ -971,9 +970,9 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
         return None, True
     if name not in ROUTERS_OF:
         advice = advise_target(name, ROUTERS_OF)
-        raise InputError(
-            f"{section.path_of('target')}: no deployment target {name[:100]!r}; {advice} "
-            f"{', '.join(ROUTERS_OF)}; or {EACH_TARGET}"
+        raise section.error(
+            "target",
+            f"no deployment target {name[:100]!r}; {advice} {', '.join(ROUTERS_OF)}; or {EACH_TARGET}",
         )
     return name, False
 
@@ -981,17 +980,19 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
 def _check_target(task: PlanQuestion, question: Section, catalog: Catalog) -> None:
     """Raise InputError for a target that cannot load the LLM or start the engine."""
     if task.deploy in HUB_TARGETS and _is_folder(task.llm, catalog):
-        raise InputError(
-            f"{question.path_of('deploy')}: target: {task.deploy} loads the LLM from the Hugging Face hub, "
-            f"and llm: is the folder {task.llm}; write its id on the hub, or take another target"
+        raise question.error(
+            "deploy",
+            f"target: {task.deploy} loads the LLM from the Hugging Face hub, "
+            f"and llm: is the folder {task.llm}; write its id on the hub, or take another target",
         )
     if task.engine is None or task.deploy is None:
         return
     targets = TARGETS_OF_ENGINE.get(task.engine.name)  # None: every target starts this engine.
     if targets and task.deploy not in targets:
-        raise InputError(
-            f"{question.path_of('deploy')}: target: {task.deploy} starts vLLM, and engine: name is "
-            f"{task.engine.name}; take {' or '.join(targets)}, or drop engine: name"
+        raise question.error(
+            "deploy",
+            f"target: {task.deploy} starts vLLM, and engine: name is "
+            f"{task.engine.name}; take {' or '.join(targets)}, or drop engine: name",
         )
 
 
@@ -1009,9 +1010,7 @@ def _parse_safety_or_default(question: Section) -> Safety | None:
     `robust` only `safety: none` is allowed.
     """
     if "safety" in question and "robust" in question and question.get("safety") != "none":
-        raise InputError(
-            f"{question.path_of('safety')}: and robust: both say what a plan must stand; drop one of the two"
-        )
+        raise question.error("safety", "and robust: both say what a plan must stand; drop one of the two")
     if "safety" in question:
         return parse_safety(question.get("safety"), question.path_of("safety"))
     return None if "robust" in question else Safety()
@@ -1040,9 +1039,10 @@ def _policies_of(
         policies, target, kv_offload, has_agents=has_agents, has_ranks=ranks[-1] > 1
     )
     if ranks[0] > 1 and not any(ROUTING[name].is_of_whole_workers for name in choices.routings):
-        raise InputError(
-            f"{policies.path_of('routing')}: {choices.routings[0]} looks into workers and is not simulated "
-            f"with their data-parallel ranks; add 1 to fleet: dp, or {Policies().routing} to routing"
+        raise policies.error(
+            "routing",
+            f"{choices.routings[0]} looks into workers and is not simulated "
+            f"with their data-parallel ranks; add 1 to fleet: dp, or {Policies().routing} to routing",
         )
     if has_losses:
         choices = without_pins(choices, policies)

@@ -157,9 +157,7 @@ def parse_description(
         return None
     for key in ("scale", *LOG_KEYS):
         if key in traffic:
-            raise InputError(
-                f"{traffic.path_of(key)}: is for a trace, and this traffic is described; drop {key}"
-            )
+            raise traffic.error(key, f"is for a trace, and this traffic is described; drop {key}")
     traffic = _with_plain_tokens(traffic)
     if isinstance(traffic.get("tenants"), Mapping):
         return _parse_tenants(traffic, tasks)
@@ -177,9 +175,10 @@ def parse_description(
     fitting_tasks = [row.name for row in tasks.values() if not has_agents or "agents" in row.values]
     for key in ("input", "output"):
         if key not in section:
-            raise InputError(
-                f"{traffic.path_of(key)}: is missing; give a task, or tokens such as input: 300, "
-                f"output: 150; tasks: {', '.join(fitting_tasks) or 'a row of catalogs/tasks.yaml'}"
+            raise traffic.error(
+                key,
+                "is missing; give a task, or tokens such as input: 300, output: 150; tasks: "
+                f"{', '.join(fitting_tasks) or 'a row of catalogs/tasks.yaml'}",
             )
         # A mean in slo.yaml scales the lengths of the task. Where slo.yaml has no lengths, `section` has
         # those of the task, and nothing is scaled.
@@ -226,7 +225,7 @@ def parse_description(
 def _with_drawn_rate(section: Section, *, is_rate_sought: bool) -> Section:
     """The section with the rate DRAWN_RPS; InputError unless the rate is sought."""
     if not is_rate_sought:
-        raise InputError(f"{section.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
+        raise section.error("rate", "is missing; say how many requests/s, such as rate: 30")
     return Section({**section.values, "rate": DRAWN_RPS}, section.where)
 
 
@@ -243,9 +242,10 @@ def _parse_tenants(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descriptio
     """
     for key in ("rate", "task", "drift", *SHAPE_KEYS):
         if key in traffic and key != "tenants":
-            raise InputError(
-                f"{traffic.path_of(key)}: stands beside tenants that are described one by one; write it with "
-                f"each tenant, or drop it (each may have {', '.join(TENANT_KEYS)})"
+            raise traffic.error(
+                key,
+                "stands beside tenants that are described one by one; write it with "
+                f"each tenant, or drop it (each may have {', '.join(TENANT_KEYS)})",
             )
     where = traffic.path_of("tenants")
     by_name = check_mapping(traffic.get("tenants"), where, "{chat: {rate: 4, task: chat}}")
@@ -289,10 +289,11 @@ def _named_task(traffic: Section, tasks: Mapping[str, TaskRow]) -> TaskRow | Non
     if name not in tasks:
         # Agents need what only tasks of agents say, so no other is suggested.
         fitting = [task for task, row in tasks.items() if "agents" not in traffic or "agents" in row.values]
-        raise InputError(
-            f"{traffic.path_of('task')}: {name[:100]!r} is no row of catalogs/tasks.yaml; "
+        raise traffic.error(
+            "task",
+            f"{name[:100]!r} is no row of catalogs/tasks.yaml; "
             f"{did_you_mean(name, fitting)}There {'is' if len(fitting) == 1 else 'are'} {', '.join(fitting)}"
-            + (" for agents" if "agents" in traffic else "")
+            + (" for agents" if "agents" in traffic else ""),
         )
     return tasks[name]
 
@@ -350,7 +351,7 @@ def _parse_growth(traffic: Section) -> float:
     per_month_frac = read_share(section.get_required("per_month"), where, most=MOST_GROWTH_FRAC)
     months = section.number("months", least=0.0)
     if months > MOST_GROWTH_MONTHS:
-        raise refused_value(section.path_of("months"), f"expected at most {MOST_GROWTH_MONTHS}", months)
+        raise section.refused("months", f"expected at most {MOST_GROWTH_MONTHS}", months)
     return float((1 + per_month_frac) ** months)
 
 
@@ -430,15 +431,11 @@ def _parse_histogram(section: Section) -> LengthHistogram:
             "counts"
         )
     if any(high <= low for low, high in pairwise(edges)) or edges[0] < 0:
-        raise refused_value(section.path_of("edges"), "expected tokens >= 0 that rise", list(edges))
+        raise section.refused("edges", "expected tokens >= 0 that rise", list(edges))
     if edges[-1] < 1 or edges[-1] > MAX_TOKENS:
-        raise InputError(
-            f"{section.path_of('edges')}: expected the last to be 1 to {MAX_TOKENS}, found {edges[-1]:g}"
-        )
+        raise section.error("edges", f"expected the last to be 1 to {MAX_TOKENS}, found {edges[-1]:g}")
     if min(counts) < 0 or not sum(counts) > 0:
-        raise refused_value(
-            section.path_of("counts"), "expected numbers >= 0, one of them above 0", list(counts)
-        )
+        raise section.refused("counts", "expected numbers >= 0, one of them above 0", list(counts))
     return LengthHistogram(edges, counts)
 
 
@@ -506,13 +503,12 @@ def _parse_drift(traffic: Section, intervals: int) -> tuple[tuple[float, ...], t
     for key in ("input", "output"):
         values = section.numbers(key, ())
         if values and len(values) != intervals:
-            raise InputError(
-                f"{section.path_of(key)}: holds {len(values)} numbers, expected {intervals}, one for each "
-                "interval of the rate"
+            raise section.error(
+                key, f"holds {len(values)} numbers, expected {intervals}, one for each interval of the rate"
             )
         if any(abs(value) > MOST_DRIFT for value in values):
             expected = f"expected numbers of standard deviations, -{MOST_DRIFT:g} to {MOST_DRIFT:g}"
-            raise refused_value(section.path_of(key), expected, list(values))
+            raise section.refused(key, expected, list(values))
         drifts.append(values)
     return drifts[0], drifts[1]
 
@@ -524,9 +520,7 @@ def _parse_burstiness(traffic: Section) -> tuple[float | None, tuple[tuple[float
     section = traffic.subsection("burstiness", ("cv", "fano"))
     cv = section.number("cv", least=0.0) if "cv" in section else None
     if cv is not None and cv > MOST_CV:
-        raise refused_value(
-            section.path_of("cv"), f"expected a coefficient of variation of 0 to {MOST_CV:g}", cv
-        )
+        raise section.refused("cv", f"expected a coefficient of variation of 0 to {MOST_CV:g}", cv)
     where = section.path_of("fano")
     fano = {}
     for window, value in check_mapping(section.get("fano", {}), where, "{10 s: 3, 60 s: 8}").items():
@@ -545,9 +539,7 @@ def _parse_clients(traffic: Section, tenants: int) -> Clients:
     section = traffic.subsection("clients", ("count", "skew", "cv", "lengths"))
     count = section.whole_number("count", max(default.count, tenants), most=MOST_COUNT)
     if count < tenants:
-        raise InputError(
-            f"{section.path_of('count')}: {count} clients cannot belong to {tenants} tenants; raise it"
-        )
+        raise section.error("count", f"{count} clients cannot belong to {tenants} tenants; raise it")
     skew = section.number("skew", default.skew, least=0.0)
     cv = section.number("cv", default.gap_cv, least=0.0)
     if skew > MOST_SKEW or cv > MOST_CV:

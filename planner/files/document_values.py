@@ -304,6 +304,14 @@ class Section:
         """The place of a key's value, for messages."""
         return f"{self.where}: {key}"
 
+    def error(self, key: object, message: str) -> InputError:
+        """The InputError with the place of a key's value before `message`."""
+        return InputError(f"{self.path_of(key)}: {message}")
+
+    def refused(self, key: object, valid: str, value: object) -> InputError:
+        """The InputError for the value of a key, as `refused_value` words it."""
+        return refused_value(self.path_of(key), valid, value)
+
     def get_required(self, key: str) -> Any:
         """The unchecked value of a key that must be there. If the wording has no text for missing keys, a
         missing one is None.
