@@ -8,13 +8,20 @@ from planner.documents.certificate import Status
 from planner.documents.policy_settings import LARGEST_SETTING, MOST_STEP_TOKENS, POLICY_KEYS
 from planner.documents.schemas import slo_schema
 from planner.documents.schemas.values import (
+    COUNT,
+    COUNT_OR_0,
     FLAG,
+    NUMBER,
+    NUMBER_ABOVE_0,
+    NUMBER_FROM_0,
     NUMBERS,
+    PRICE,
+    SECONDS,
+    SECONDS_OR_0,
     TEXT,
     Schema,
     any_of,
     by_name,
-    number_schema,
     one_of,
     quantity_schema,
     section_schema,
@@ -34,14 +41,14 @@ def fleet_schema(catalog: Catalog) -> Schema:
 
 def plan_schema(catalog: Catalog) -> Schema:
     """plan.yaml: the fleet, what it costs, what it was planned for and what was simulated."""
-    amount = number_schema(least=0)
+    amount = NUMBER_FROM_0
     plan_keys: dict[str, Schema] = {
         "status": with_help(text_with_suggestions(get_args(Status)), "What was proved of the plan."),
         "cost_usd_per_h": with_help(amount, "What is paid, whole nodes where these are sold."),
         "power_w": with_help(amount, "What the fleet may draw at most."),
-        "gpus": with_help(whole_number_schema(0), "GPUs of all workers."),
+        "gpus": with_help(COUNT_OR_0, "GPUs of all workers."),
         "slo": with_help(slo_schema.slo_section(), "The SLO that the plan keeps."),
-        "max_model_len": whole_number_schema(),
+        "max_model_len": COUNT,
     }
     document = section_schema(
         _fleet_keys(catalog) | plan_keys, (*fleet_file.FLEET_KEYS, *fleet_file.PLAN_KEYS)
@@ -64,21 +71,17 @@ def _fleet_keys(catalog: Catalog) -> dict[str, Schema]:
         ),
         "lora": with_help(slo_schema.lora_section(), "LoRA adapters that are served."),
         "network": with_help(slo_schema.network_section(), "What carries KV blocks between workers."),
-        "host_overhead": with_help(
-            quantity_schema("s", positive=False), "Added to every step, in place of the section engine."
-        ),
+        "host_overhead": with_help(SECONDS_OR_0, "Added to every step, in place of the section engine."),
         "events": with_help(
             {"type": "array", "items": event_schema()}, "Workers that fail, return or slow down."
         ),
         "pinned": with_help({"type": "array", "items": _pinned_schema()}, "Prefixes that workers hold."),
-        "prices": with_help(
-            by_name(quantity_schema("usd_per_h", positive=False), gpus), "In place of the catalog's."
-        ),
+        "prices": with_help(by_name(PRICE, gpus), "In place of the catalog's."),
         "sold_as": with_help(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
         "electricity": with_help(
             by_name(quantity_schema("usd_per_kwh", positive=False), gpus), "Beside the prices."
         ),
-        "max_model_len": with_help(whole_number_schema(), "Tokens of the longest request."),
+        "max_model_len": with_help(COUNT, "Tokens of the longest request."),
     }
 
 
@@ -90,11 +93,11 @@ def worker_schema(catalog: Catalog) -> Schema:
         "gpu": with_help(
             text_with_suggestions(catalog.gpus), "A row of catalogs/gpus.yaml; h100-80g@350W is capped."
         ),
-        "tp": with_help(whole_number_schema(), "GPUs that share every layer."),
-        "pp": with_help(whole_number_schema(), "Pipeline stages."),
+        "tp": with_help(COUNT, "GPUs that share every layer."),
+        "pp": with_help(COUNT, "Pipeline stages."),
         "ep": with_help(FLAG, "Whether every GPU has whole experts."),
-        "dp": with_help(whole_number_schema(), "Data-parallel ranks."),
-        "count": with_help(whole_number_schema(), "Workers of this pool."),
+        "dp": with_help(COUNT, "Data-parallel ranks."),
+        "count": with_help(COUNT, "Workers of this pool."),
         "latency": with_help(
             latency_schema(), "Step times: a fit's file or the fit; default: the catalog's."
         ),
@@ -119,7 +122,7 @@ def latency_schema() -> Schema:
         section_schema(
             {"form": {"const": name}}
             | dict.fromkeys(list_keys, NUMBERS)
-            | dict.fromkeys(number_keys, number_schema()),
+            | dict.fromkeys(number_keys, NUMBER),
             required=("form",),
         )
         for name, (_, list_keys, number_keys) in fits.FORMS.items()
@@ -127,9 +130,9 @@ def latency_schema() -> Schema:
     list_keys = ("knots_tokens", "f_s", fits.JOINT)
     number_keys = (*fits.NUMBERS, *fits.OPTIONAL, fits.MIXED)
     schemas: dict[str, Schema] = {
-        "tp": whole_number_schema(),
+        "tp": COUNT,
         fits.EP: FLAG,
-        fits.DP: whole_number_schema(),
+        fits.DP: COUNT,
         fits.ALL2ALL: {"type": "string"},
         "basis": TEXT,
         "kind": TEXT,
@@ -137,7 +140,7 @@ def latency_schema() -> Schema:
         "simulated": {"type": "object", "required": ["form"]},
         "spread": {"type": "object"},
         **dict.fromkeys(list_keys, NUMBERS),
-        **dict.fromkeys(number_keys, number_schema()),
+        **dict.fromkeys(number_keys, NUMBER),
     }
     return any_of(TEXT, section_schema(schemas, fits.FIT_KEYS, required=("knots_tokens", "f_s")), *forms)
 
@@ -154,8 +157,7 @@ def policies_schema() -> Schema:
         "due": with_help(
             by_name(
                 section_schema(
-                    {"match": slo_schema.match_section(), "within": quantity_schema("s")},
-                    required=("match", "within"),
+                    {"match": slo_schema.match_section(), "within": SECONDS}, required=("match", "within")
                 )
             ),
             "For the queue edf: how long after its arrival a request of each class is due.",
@@ -166,13 +168,7 @@ def policies_schema() -> Schema:
 
 def event_schema() -> Schema:
     """Something that happens to a worker, or to the link, at a time."""
-    schemas = {
-        "at": quantity_schema("s", positive=False),
-        "down": TEXT,
-        "up": TEXT,
-        "slow": TEXT,
-        "factor": number_schema(above=0),
-    }
+    schemas = {"at": SECONDS_OR_0, "down": TEXT, "up": TEXT, "slow": TEXT, "factor": NUMBER_ABOVE_0}
     one_kind = {"oneOf": [{"required": [kind]} for kind in ("down", "up", "slow")]}
     return section_schema(schemas, fleet_file.EVENT_KEYS, required=("at",)) | one_kind
 

@@ -28,8 +28,20 @@ from planner.documents.policy_settings import POLICY_COUNTS, POLICY_NUMBERS, POL
 from planner.documents.safety import LEAST_KEPT_FRAC, MOST_KEPT_FRAC
 from planner.documents.schemas.values import (
     ANYTHING,
+    COUNT,
+    COUNT_OR_0,
     FLAG,
+    NUMBER,
+    NUMBER_ABOVE_0,
+    NUMBER_FROM_0,
+    NUMBER_FROM_1,
     NUMBERS,
+    PRICE,
+    RATE,
+    SECONDS,
+    SECONDS_OR_0,
+    SHARE,
+    SPEED,
     TEXT,
     Schema,
     any_of,
@@ -66,7 +78,6 @@ from planner.traffic.trace import MAX_TOKENS
 
 # Percentiles of limits, p50 to p100 with decimals: a limit for less than half of the requests is no promise.
 PERCENTILE = r"p(100(\.0+)?|[5-9]\d(\.\d+)?)"
-SECONDS = quantity_schema("s")
 
 
 def slo_schema(catalog: Catalog) -> Schema:
@@ -130,15 +141,11 @@ def question_keys(catalog: Catalog) -> dict[str, Schema]:
             "What the fleet may take at most.",
         ),
         "spare": with_help(
-            any_of(
-                whole_number_schema(0), {"type": "string", "pattern": r"^\s*\d{1,4}\s*(workers?|nodes?)?\s*$"}
-            ),
+            any_of(COUNT_OR_0, {"type": "string", "pattern": r"^\s*\d{1,4}\s*(workers?|nodes?)?\s*$"}),
             "Workers or nodes that may fail: '1 worker', '1 node'.",
         ),
         "robust": with_help(
-            section_schema(
-                {"step_times": share_schema(), "traffic": share_schema(), "spread": FLAG}, task.ROBUST_KEYS
-            ),
+            section_schema({"step_times": SHARE, "traffic": SHARE, "spread": FLAG}, task.ROBUST_KEYS),
             "In place of safety: how far steps and traffic may be off, all at once.",
         ),
         "safety": with_help(
@@ -147,8 +154,8 @@ def question_keys(catalog: Catalog) -> dict[str, Schema]:
                 section_schema(
                     {
                         "kept_in": share_schema(least=LEAST_KEPT_FRAC, most=MOST_KEPT_FRAC),
-                        "growth": share_schema(),
-                        "prefix_drift": share_schema(),
+                        "growth": SHARE,
+                        "prefix_drift": SHARE,
                     }
                 ),
             ),
@@ -226,7 +233,7 @@ def slo_section() -> Schema:
 def match_section() -> Schema:
     """The section `match` of a class: which requests are of the class, by names and by prompt length."""
     named = one_or_list(any_of(TEXT, {"type": "integer"}))
-    bound = tokens(whole_number_schema(0))
+    bound = tokens(COUNT_OR_0)
     bounds = section_schema({"from": bound, "to": bound}) | {"minProperties": 1}
     keys = dict.fromkeys(MATCH_KEYS, named) | {"input_tokens": bounds}
     return with_help(
@@ -237,14 +244,10 @@ def match_section() -> Schema:
 def traffic_section(catalog: Catalog) -> Schema:
     """The section `traffic`: what is done with a trace, or a description of requests."""
     schemas: dict[str, Schema] = {
-        "rate": with_help(
-            any_of(quantity_schema("rps"), *rate_curves()), "Requests/s; default: the trace's own."
-        ),
+        "rate": with_help(any_of(RATE, *rate_curves()), "Requests/s; default: the trace's own."),
         "scale": with_help(one_of(get_args(Scaling)), "How a trace is brought to the rate."),
         "window": with_help(TEXT, "The part of the trace: whole, first 10 min, busiest 10 min."),
-        "draws": with_help(
-            whole_number_schema(), "The SLO must be kept on each of this many draws of the traffic."
-        ),
+        "draws": with_help(COUNT, "The SLO must be kept on each of this many draws of the traffic."),
         "map": with_help({"type": "object"}, "Which column of a log is what: {arrival: created_at, ...}."),
         "timezone": with_help(TEXT, "Of times in a log that have none: Europe/Berlin."),
         "format": with_help(TEXT, "The log's format, where it is not found out."),
@@ -254,7 +257,7 @@ def traffic_section(catalog: Catalog) -> Schema:
         "duration": with_help(SECONDS, "The length of the traffic that is drawn."),
         "growth": with_help(
             section_schema(
-                {"per_month": share_schema(most=MOST_GROWTH_FRAC), "months": number_schema(least=0)},
+                {"per_month": share_schema(most=MOST_GROWTH_FRAC), "months": NUMBER_FROM_0},
                 required=("per_month", "months"),
             ),
             "Growth of the rate until the plan is used.",
@@ -269,10 +272,10 @@ def traffic_section(catalog: Catalog) -> Schema:
         ),
     }
     one_tenant = section_schema(
-        {key: schemas[key] for key in TENANT_KEYS} | {"rate": quantity_schema("rps")}, required=("rate",)
+        {key: schemas[key] for key in TENANT_KEYS} | {"rate": RATE}, required=("rate",)
     )
     schemas["tenants"] = with_help(
-        any_of(whole_number_schema(), by_name(one_tenant) | {"minProperties": 2}),
+        any_of(COUNT, by_name(one_tenant) | {"minProperties": 2}),
         "How many tenants the clients belong to; or what each sends: {chat: {rate: 4, task: chat}, ...}.",
     )
     return section_schema(schemas, task.TRAFFIC_KEYS)
@@ -293,15 +296,13 @@ def _description_schemas() -> dict[str, Schema]:
             "Rank correlation of prompt and answer.",
         ),
         "burstiness": with_help(
-            section_schema(
-                {"cv": number_schema(least=0, most=MOST_CV), "fano": by_name(number_schema(above=0))}
-            ),
+            section_schema({"cv": number_schema(least=0, most=MOST_CV), "fano": by_name(NUMBER_ABOVE_0)}),
             "CV of gaps between requests, Fano factors by window.",
         ),
         "clients": with_help(
             section_schema(
                 {
-                    "count": whole_number_schema(),
+                    "count": COUNT,
                     "skew": number_schema(least=0, most=MOST_SKEW),
                     "cv": number_schema(least=0, most=MOST_CV),
                     "lengths": share_schema(most=MOST_SPREAD_FRAC),
@@ -312,8 +313,8 @@ def _description_schemas() -> dict[str, Schema]:
         "sessions": with_help(
             section_schema(
                 {
-                    "turns": number_schema(least=1),
-                    "think_time": quantity_schema("s", positive=False),
+                    "turns": NUMBER_FROM_1,
+                    "think_time": SECONDS_OR_0,
                     "most_tokens": tokens(whole_number_schema(most=MAX_TOKENS)),
                 },
                 required=("turns", "think_time"),
@@ -324,8 +325,8 @@ def _description_schemas() -> dict[str, Schema]:
             section_schema(
                 {
                     "shared": tokens(whole_number_schema(most=MAX_TOKENS)),
-                    "count": whole_number_schema(),
-                    "skew": number_schema(least=0),
+                    "count": COUNT,
+                    "skew": NUMBER_FROM_0,
                 },
                 required=("shared",),
             ),
@@ -339,25 +340,22 @@ def agents_section() -> Schema:
     catalogs/tasks.yaml.
     """
     pause = any_of(
-        quantity_schema("s", positive=False),
-        section_schema(
-            {"mean": quantity_schema("s", positive=False), "cv": number_schema(least=0)}, required=("mean",)
-        ),
+        SECONDS_OR_0, section_schema({"mean": SECONDS_OR_0, "cv": NUMBER_FROM_0}, required=("mean",))
     )
     sub_agents = {
-        "per_task": number_schema(least=0),
+        "per_task": NUMBER_FROM_0,
         "at_once": whole_number_schema(most=agents_traffic.MOST_AT_ONCE),
-        "turns": number_schema(least=1),
+        "turns": NUMBER_FROM_1,
     }
     repository = {
-        "tokens": tokens(number_schema(least=0)),
+        "tokens": tokens(NUMBER_FROM_0),
         "count": whole_number_schema(most=agents_traffic.MOST_REPOSITORIES),
-        "skew": number_schema(least=0),
+        "skew": NUMBER_FROM_0,
     }
     schemas: dict[str, Schema] = {
         "count": whole_number_schema(most=MOST_AGENTS),
-        "turns": with_help(number_schema(least=1), "Mean turns of a task, geometric."),
-        "tasks": with_help(number_schema(least=1), "Mean tasks of a session, which keeps its context."),
+        "turns": with_help(NUMBER_FROM_1, "Mean turns of a task, geometric."),
+        "tasks": with_help(NUMBER_FROM_1, "Mean tasks of a session, which keeps its context."),
         "tool": with_help(pause, "What a tool takes, before each turn of a task but the first."),
         "idle": with_help(pause, "How long an agent rests before each task."),
         "system": with_help(
@@ -373,26 +371,23 @@ def agents_section() -> Schema:
 
 def rate_curves() -> tuple[Schema, ...]:
     """A rate by interval, or by the hours of a week."""
-    rates: Schema = {"type": "array", "items": number_schema(least=0), "minItems": 1}
+    rates: Schema = {"type": "array", "items": NUMBER_FROM_0, "minItems": 1}
     # A list of all hours of the week, or a list for each day.
     week = any_of(rates, {"type": "array", "items": rates, "minItems": 7, "maxItems": 7})
     return (
         section_schema({"curve": rates, "every": SECONDS}, required=("curve", "every")),
-        section_schema(
-            {"weekly": week, "mean": quantity_schema("rps"), "peak": quantity_schema("rps")},
-            required=("weekly",),
-        ),
+        section_schema({"weekly": week, "mean": RATE, "peak": RATE}, required=("weekly",)),
     )
 
 
 def lengths_schema() -> Schema:
     """Tokens of prompts or answers: a mean, a distribution, or a mean and percentiles."""
-    length = tokens(number_schema(least=1))
+    length = tokens(NUMBER_FROM_1)
     return any_of(
         length,
         section_schema({"fixed": tokens(whole_number_schema(most=MAX_TOKENS))}, required=("fixed",)),
         section_schema(
-            {"lognormal": section_schema({"mean": length, "cv": number_schema(least=0)}, required=("mean",))},
+            {"lognormal": section_schema({"mean": length, "cv": NUMBER_FROM_0}, required=("mean",))},
             required=("lognormal",),
         ),
         section_schema(
@@ -411,7 +406,7 @@ def lengths_schema() -> Schema:
 def fleet_section(catalog: Catalog) -> Schema:
     """The section `fleet` of slo.yaml: what may be bought, and at which prices."""
     gpus = tuple(catalog.gpus)
-    price = quantity_schema("usd_per_h", positive=False)
+    price = PRICE
     spot_terms = {
         "spot_interruptions_per_h": share_schema(most=task.MOST_INTERRUPTIONS_PER_H),
         "spot_restart": SECONDS,
@@ -452,7 +447,7 @@ def fleet_section(catalog: Catalog) -> Schema:
             section_schema(
                 {
                     "price": quantity_schema("usd_per_kwh"),
-                    "pue": number_schema(least=1),
+                    "pue": NUMBER_FROM_1,
                     "of": one_of(get_args(ElectricityPayer)),
                 },
                 required=("price", "pue"),
@@ -478,35 +473,31 @@ def fleet_section(catalog: Catalog) -> Schema:
             "A provider whose price list counts.",
         ),
         "least_off_spot": with_help(
-            whole_number_schema(0), "The fewest workers of each role that are not on the spot market."
+            COUNT_OR_0, "The fewest workers of each role that are not on the spot market."
         ),
-        "host_overhead": with_help(
-            quantity_schema("s", positive=False), "Added to every step, in place of the section engine."
-        ),
+        "host_overhead": with_help(SECONDS_OR_0, "Added to every step, in place of the section engine."),
     }
     return section_schema(schemas, task.FLEET_KEYS)
 
 
 def network_section(keys: tuple[str, ...] = ALL_NETWORK_KEYS) -> Schema:
     """The section `network` with these `keys`: all of them in fleet.yaml, NETWORK_KEYS in slo.yaml."""
-    speed = quantity_schema("bytes_per_s")
+    speed = SPEED
     topology: dict[str, Schema] = {
         "within": with_help(speed, "NVLink of a node."),
-        "nodes_per_rack": with_help(whole_number_schema(), "Left out: a single rack."),
+        "nodes_per_rack": with_help(COUNT, "Left out: a single rack."),
         "rack_bandwidth": with_help(speed, "The uplink of a rack."),
     }
     schemas: dict[str, Schema] = {
         "bandwidth": with_help(speed, "Of the link between workers; with a topology of that of each node."),
-        "latency": with_help(quantity_schema("s", positive=False), "Of each transfer."),
+        "latency": with_help(SECONDS_OR_0, "Of each transfer."),
         "transfer": with_help(
             one_of(TRANSFERS), "layerwise: KV is sent during the last prefill step; serialised: after it."
         ),
         "topology": with_help(
             section_schema(topology, TOPOLOGY_KEYS), "Nodes and racks, each with its own link."
         ),
-        "layerwise_from": with_help(
-            whole_number_schema(0), "Shorter prompts, in tokens, are sent after the prefill."
-        ),
+        "layerwise_from": with_help(COUNT_OR_0, "Shorter prompts, in tokens, are sent after the prefill."),
         "shared": with_help(FLAG, "Whether transfers wait for each other; else none slows another down."),
     }
     return section_schema(schemas, keys)
@@ -529,7 +520,7 @@ def policies_section() -> Schema:
     } | {
         **policy_settings(),
         "prediction": with_help(
-            one_or_list(any_of(one_of((ANY_POLICY, KNOWN, MEAN)), share_schema()), distinct=True),
+            one_or_list(any_of(one_of((ANY_POLICY, KNOWN, MEAN)), SHARE), distinct=True),
             "What schedulers believe of output lengths.",
         ),
         "longest_wait": with_help(SECONDS, "Nobody is overtaken by what arrives this much later."),
@@ -543,21 +534,18 @@ def policies_section() -> Schema:
 def policy_settings() -> dict[str, Schema]:
     """The settings of policies by their key, in fleet.yaml and slo.yaml."""
     return {
-        **dict.fromkeys(POLICY_SECONDS, quantity_schema("s")),
-        **dict.fromkeys(POLICY_COUNTS, whole_number_schema(0)),
-        **dict.fromkeys(POLICY_SHARES, share_schema()),
-        **dict.fromkeys(POLICY_NUMBERS, number_schema(above=0)),
+        **dict.fromkeys(POLICY_SECONDS, SECONDS),
+        **dict.fromkeys(POLICY_COUNTS, COUNT_OR_0),
+        **dict.fromkeys(POLICY_SHARES, SHARE),
+        **dict.fromkeys(POLICY_NUMBERS, NUMBER_ABOVE_0),
         "headroom": any_of(number_schema(above=0, most=1), TEXT),
-        "tenant_weights": by_name(number_schema(above=0)),
+        "tenant_weights": by_name(NUMBER_ABOVE_0),
     }
 
 
 def kv_offload_section() -> Schema:
     """CPU memory behind the prefix caches, alone or with a disk behind it; its size may be 0 with a disk."""
-    memory: dict[str, Schema] = {
-        "size": quantity_schema("bytes"),
-        "bandwidth": quantity_schema("bytes_per_s"),
-    }
+    memory: dict[str, Schema] = {"size": quantity_schema("bytes"), "bandwidth": SPEED}
     memory_alone = section_schema(
         memory | {"shared": FLAG}, ("size", "bandwidth", "shared"), required=tuple(memory)
     )
@@ -572,35 +560,24 @@ def kv_offload_section() -> Schema:
 
 def engine_section() -> Schema:
     """The section `engine`; planner/models/engine.py says what its constants are."""
-    host = section_schema(dict.fromkeys(HOST_KEYS, quantity_schema("s", positive=False)))
+    host = section_schema(dict.fromkeys(HOST_KEYS, SECONDS_OR_0))
     schemas: dict[str, Schema] = {
         "name": one_of(ENGINES),
         "version": any_of({"type": "string", "pattern": r"^v?\d{1,4}(\.\d{1,4}){1,3}$"}, {"type": "number"}),
         "async_scheduling": with_help(FLAG, "Whether the next step is scheduled while one runs."),
         "host": with_help(host, "Host time of a step: of each, of each sequence, by log2 TP."),
         "rest": with_help(host, "With async scheduling: host time that runs beside no step."),
-        "front_end": with_help(
-            quantity_schema("s", positive=False), "From a request's arrival to its worker."
-        ),
-        "prompt_token": with_help(
-            quantity_schema("s", positive=False), "What the tokenizer takes for a prompt token."
-        ),
-        "hand_off": with_help(
-            quantity_schema("s", positive=False), "From the prefill's end to the decode worker."
-        ),
-        "first_hand_off": with_help(
-            quantity_schema("s", positive=False), "How much longer two workers' first one takes."
-        ),
+        "front_end": with_help(SECONDS_OR_0, "From a request's arrival to its worker."),
+        "prompt_token": with_help(SECONDS_OR_0, "What the tokenizer takes for a prompt token."),
+        "hand_off": with_help(SECONDS_OR_0, "From the prefill's end to the decode worker."),
+        "first_hand_off": with_help(SECONDS_OR_0, "How much longer two workers' first one takes."),
         "first_token": with_help(one_of(FIRST_TOKENS), "Which worker sends the first token of an answer."),
         "mixed_steps": with_help(FLAG, "Whether a step may hold prompts and decodes."),
-        "poll_steps": with_help(
-            whole_number_schema(), "SGLang: steps of decodes until it looks for new requests."
-        ),
+        "poll_steps": with_help(COUNT, "SGLang: steps of decodes until it looks for new requests."),
         "latent_launch": with_help(
-            quantity_schema("s", positive=False),
-            "Host time per layer of latent attention or states in steps with prompts.",
+            SECONDS_OR_0, "Host time per layer of latent attention or states in steps with prompts."
         ),
-        "tokens_per_s": with_help(number_schema(above=0), "Most tokens/s that an API server passes on."),
+        "tokens_per_s": with_help(NUMBER_ABOVE_0, "Most tokens/s that an API server passes on."),
         "basis": with_help(TEXT, "Where the constants are from."),
         "nearest": FLAG,
         "checked": FLAG,
@@ -612,7 +589,7 @@ def engine_section() -> Schema:
 
 def speculative_section() -> Schema:
     """Drafts of an engine or of a worker (documents/speculative.py)."""
-    acceptance = any_of(share_schema(), TEXT, {"type": "array", "items": share_schema()})
+    acceptance = any_of(SHARE, TEXT, {"type": "array", "items": SHARE})
     schemas: dict[str, Schema] = {
         "method": one_of(METHODS),
         "tokens": with_help(
@@ -627,9 +604,7 @@ def speculative_section() -> Schema:
         "draft": with_help(
             share_schema(most=speculative.MOST_DRAFT_FRAC), "A pass of the drafter, of a step of the LLM."
         ),
-        "draft_step": with_help(
-            quantity_schema("s", positive=False), "What a pass of the drafter takes on top."
-        ),
+        "draft_step": with_help(SECONDS_OR_0, "What a pass of the drafter takes on top."),
         "basis": with_help(TEXT, "Where the numbers are from."),
     }
     drafts = section_schema(schemas, speculative.KEYS, required=("method", "tokens", "acceptance"))
@@ -639,8 +614,8 @@ def speculative_section() -> Schema:
 def lora_section() -> Schema:
     """How adapters are served (documents/lora_settings.py)."""
     schemas: dict[str, Schema] = {
-        "max_loras": with_help(whole_number_schema(), "vLLM's setting: adapters in GPU memory at once."),
-        "max_rank": with_help(whole_number_schema(), "vLLM's setting: the largest rank of an adapter."),
+        "max_loras": with_help(COUNT, "vLLM's setting: adapters in GPU memory at once."),
+        "max_rank": with_help(COUNT, "vLLM's setting: the largest rank of an adapter."),
         "adapters": with_help(
             any_of(
                 whole_number_schema(most=lora_settings.MOST_ADAPTERS),
@@ -648,12 +623,10 @@ def lora_section() -> Schema:
             ),
             "All adapters that are served: how many, or their names.",
         ),
-        "max_cpu_loras": with_help(
-            whole_number_schema(), "vLLM's setting: adapters in the host's memory; default: all."
-        ),
+        "max_cpu_loras": with_help(COUNT, "vLLM's setting: adapters in the host's memory; default: all."),
         "targets": any_of({"const": "all"}, {"type": "array", "items": one_of(MODULES), "minItems": 1}),
-        "link": with_help(quantity_schema("bytes_per_s"), "From the host's memory to a GPU."),
-        "disk": with_help(quantity_schema("bytes_per_s"), "From disk into the host's memory."),
+        "link": with_help(SPEED, "From the host's memory to a GPU."),
+        "disk": with_help(SPEED, "From disk into the host's memory."),
         "longer": with_help(
             share_schema(most=lora_settings.MOST_LONGER_FRAC), "How much longer LoRA takes than predicted."
         ),
@@ -678,28 +651,26 @@ def day_section() -> Schema:
             any_of(TEXT, {"type": "array", "items": TEXT}, named), "Names, or names with their parameters."
         ),
         "train": with_help(
-            any_of(number_schema(), TEXT),
-            "The first part of the traffic, on which parameters are chosen: 70 %.",
+            any_of(NUMBER, TEXT), "The first part of the traffic, on which parameters are chosen: 70 %."
         ),
-        "start": with_help(quantity_schema("s", positive=False), "What a worker takes to start."),
+        "start": with_help(SECONDS_OR_0, "What a worker takes to start."),
         "storage": with_help(
             TEXT, "Where weights come from: a row of catalogs/startup.yaml, in place of start."
         ),
         "image": with_help(TEXT, "Where the image comes from, likewise; none: nodes have it."),
-        "warm": with_help(whole_number_schema(0), "How many workers at a time start in `warm_start`."),
-        "warm_start": quantity_schema("s", positive=False),
+        "warm": with_help(COUNT_OR_0, "How many workers at a time start in `warm_start`."),
+        "warm_start": SECONDS_OR_0,
         "drain": with_help(
             SECONDS, "A worker that is given up is stopped after this time, whatever it runs."
         ),
         "billing": with_help(one_of(settings.BILLINGS), "hour: every started hour is paid."),
-        "least": with_help(whole_number_schema(0), "Least workers of every pool."),
-        "most": with_help(whole_number_schema(), "Most workers of every pool."),
+        "least": with_help(COUNT_OR_0, "Least workers of every pool."),
+        "most": with_help(COUNT, "Most workers of every pool."),
         "missed_window": with_help(
-            number_schema(least=0), "What a missed window counts [USD] where the best is chosen."
+            NUMBER_FROM_0, "What a missed window counts [USD] where the best is chosen."
         ),
         "missed": with_help(
-            any_of(number_schema(), TEXT),
-            "The best is the cheapest that misses no larger share of the windows: 1 %.",
+            any_of(NUMBER, TEXT), "The best is the cheapest that misses no larger share of the windows: 1 %."
         ),
         "optimum": with_help(FLAG, "Whether the optimum is looked for."),
         "fleets": with_help(

@@ -89,6 +89,15 @@ def share_schema(*, least: float | None = 0, above: float | None = None, most: f
     return any_of(number_schema(least=least, above=above, most=most), as_text)
 
 
+COUNT, COUNT_OR_0 = whole_number_schema(), whole_number_schema(0)
+NUMBER, NUMBER_ABOVE_0 = number_schema(), number_schema(above=0)
+NUMBER_FROM_0, NUMBER_FROM_1 = number_schema(least=0), number_schema(least=1)
+SECONDS, SECONDS_OR_0 = quantity_schema("s"), quantity_schema("s", positive=False)
+PRICE = quantity_schema("usd_per_h", positive=False)
+RATE, SPEED = quantity_schema("rps"), quantity_schema("bytes_per_s")
+SHARE = share_schema()
+
+
 def section_schema(
     schemas: Mapping[str, Schema],
     all_keys: Collection[str] | None = None,
