@@ -107,9 +107,7 @@ def question_of_all_pools(answers: Sequence[DayAnswer]) -> DayQuestion | str:
 def _add_pools(
     pools: dict[PoolKey, tuple[Pool, ElasticPool]], added: Mapping[PoolKey, tuple[Pool, ElasticPool]]
 ) -> None:
-    """Add a fleet's pools, or none if that makes more than MOST_POOLS. A pool of several fleets may grow to
-    the largest `most`.
-    """
+    """Add a fleet's pools, or none beyond MOST_POOLS. A pool of several fleets has the largest `most`."""
     if len(pools.keys() | added.keys()) > MOST_POOLS:
         return
     for key, (pool, elastic) in added.items():
@@ -140,9 +138,7 @@ def _names_of(keys: Sequence[PoolKey]) -> list[str]:
 
 
 def _single_optimum(runs: DayRuns, day: tuple[Floats, Ints], single: Optimum, status: str) -> Optimum:
-    """The optimum `single` of one fleet, with the bound on the cost of all pools. `day` has its sizes of all
-    pools (`_day_of_fleet`).
-    """
+    """The optimum `single` of one fleet, as sizes of all pools (`day`) and with the bound on their cost."""
     times_s, sizes = day
     proved_usd = min(runs.least_paid().usd, single.usd)
     edges_s = np.append(times_s, runs.terms.edges_s[-1])

@@ -517,9 +517,7 @@ def start_of(standing: Fleet, pool: Pool, day_section: DaySection, facts: Startu
 
 
 def start_notes(standing: Fleet, day_section: DaySection, facts: StartupFacts) -> tuple[str, ...]:
-    """A sentence per pool on its start-up time, with its components; one sentence where the section `day`
-    gives the time.
-    """
+    """A sentence per pool on its start-up time and components; one alone if the section `day` gives it."""
     if day_section.start_s is not None:
         return ("start-up times as given",)
     notes = []

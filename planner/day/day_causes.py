@@ -62,9 +62,7 @@ class DayCauses:
 
 
 def find_causes(answer: DayAnswer, row: ControllerDay) -> DayCauses | None:
-    """Why the day of one controller, `row`, costs more than the optimum and misses windows; None where no
-    optimum is known.
-    """
+    """Why a controller's day costs more than the optimum and misses windows; None without an optimum."""
     if answer.optimum is None:
         return None
     # Only the judged part of the trace was simulated in these days.
@@ -196,9 +194,7 @@ CAUSE_COLUMNS = (
 
 
 def cause_rows(answer: DayAnswer, rows: Sequence[ControllerDay]) -> list[tuple[str, ...]]:
-    """A row for each controller, with the cells of CAUSE_COLUMNS: USD, then counts of missed windows. Empty
-    where no optimum is known.
-    """
+    """A row of CAUSE_COLUMNS for each controller: USD, then missed windows. Empty without an optimum."""
     table_rows = []
     for row in rows:
         if (causes := find_causes(answer, row)) is None:

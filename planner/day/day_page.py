@@ -129,9 +129,7 @@ def _any_moment_text(optimum: Optimum) -> str:
 
 
 def standing_line(answer: DayAnswer) -> str:
-    """A sentence on the static fleet: its workers, its price per hour as in a plan, what it costs and misses
-    on this traffic, and where it comes from.
-    """
+    """A sentence on the static fleet: workers, price per hour, bill, missed windows, and its origin."""
     question = answer.question
     rate = f"{usd_text(standing_usd_per_h(answer))} per hour"
     if question.unit_s:

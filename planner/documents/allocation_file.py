@@ -63,9 +63,7 @@ def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> I
 
 
 def allocation_document(instance: Instance, allocation: Allocation) -> dict[str, Any]:
-    """The answer as one object for JSON: `counts` of the types in use, and for each bucket with traffic the
-    `shares` of it that go to each type.
-    """
+    """The answer for JSON: `counts` of the types in use, and for each bucket the `shares` of each type."""
     shares = {
         bucket: {
             name: float(share) for name, share in zip(instance.types, type_shares, strict=True) if share > 0
@@ -108,9 +106,7 @@ def _parse_names(entries: list[Section]) -> tuple[str, ...]:
 
 
 def _parse_rates(row: Section, buckets: int) -> list[float]:
-    """The rates of one type of worker, one for each of the `buckets`. Raises InputError for another number
-    of rates.
-    """
+    """The rates of one type of worker, one for each of the `buckets`. Raises InputError."""
     rates = row.get("rate_rps")
     if not isinstance(rates, list) or len(rates) != buckets:
         raise row.refused(

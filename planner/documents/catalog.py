@@ -239,9 +239,7 @@ class Catalog:
         return self.llm(name)
 
     def has_llm(self, name: str) -> bool:
-        """Whether this is a name or an alias of a row, or the last part of one, in any case, with blanks for
-        hyphens.
-        """
+        """Whether this names a row: a name, an alias or its last part, in any case, blanks for hyphens."""
         return _spelled(name) in self._llm_names
 
     def name_in_folder(self, llm: str, folder: Path) -> str:
@@ -423,9 +421,7 @@ class Catalog:
         return tuple(name for name, gpu in self.gpus.items() if not self.is_checked(llm, gpu))
 
     def find_guessed_gpus(self, llm: Llm) -> tuple[str, ...]:
-        """The GPUs with a remembered price and estimated step times; they are considered only if the question
-        names them or gives their price.
-        """
+        """GPUs with a remembered price and estimated step times: left out unless named or priced."""
         return tuple(
             name
             for name, gpu in self.gpus.items()
@@ -433,9 +429,7 @@ class Catalog:
         )
 
     def with_spread(self, latency: StepLatency, llm: Llm, gpu: Gpu, engine: str = "vllm") -> StepLatency:
-        """Step times that a user gives, with the spread of their kind, LLM, GPU and engine, if one is
-        known.
-        """
+        """Step times that a user gives, with the spread of their kind, LLM, GPU and engine, if known."""
         rows = self.spreads.values()
         return replace(latency, spread=spread_of(latency, llm, row_of(gpu.name), rows, engine))
 
@@ -492,9 +486,7 @@ class Catalog:
 
 
 def _step_shape(llm: Llm) -> Llm:
-    """The LLM with the same value in every field that step times do not depend on. LLMs for which the results
-    are equal share fits.
-    """
+    """The LLM without what step times do not depend on. LLMs for which the results are equal share fits."""
     return replace(llm, name="", context_tokens=1, encoder_parameters=0.0, draft_parameters=0.0)
 
 
@@ -647,9 +639,7 @@ def _parse_aliases(row: Section) -> list[str]:
 
 
 def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
-    """A GPU of gpus.yaml; `document` has all rows of that file. What a row with `cap_of` does not state, it
-    takes from the row of the uncapped GPU.
-    """
+    """A GPU of gpus.yaml. What a row with `cap_of` does not state, it takes from its uncapped row."""
     base, uncapped_w = name, None
     refuse_unknown(row.values, (*GPU_KEYS, *CAP_KEYS, *PROVENANCE), row.where)
     if "cap_of" in row:
@@ -756,9 +746,7 @@ def _parse_llm(name: str, row: Section, document: Document) -> Llm:
 
 
 def _llm_of_groups(name: str, row: Section, beside_layers: dict[str, Any]) -> Llm:
-    """An LLM whose layers differ (llm_row.py); the row must not repeat what its groups state. `beside_layers`
-    are fields that do not depend on the layers.
-    """
+    """An LLM whose layers differ (llm_row.py). `beside_layers` are fields that are not of the layers."""
     for key in (*LLM_COUNTS, *LLM_OPTIONAL):
         if key in row and key not in LLM_OF_GROUPS:
             raise row.error(key, "only for a row without groups, which say it themselves")

@@ -163,9 +163,7 @@ class Throughput:
 
 
 def certificate_document(certificate: Certificate, say: Say) -> Document:
-    """The part `certificate` of certificate.json. The facts under IN_SENTENCES are sentences there, written
-    by `say`.
-    """
+    """The part `certificate` of certificate.json; `say` makes sentences of the facts under IN_SENTENCES."""
     document = {each.name: getattr(certificate, each.name) for each in fields(certificate)}
     return document | {
         "level0": certificate.level0 if certificate.has_level0 else None,
@@ -189,9 +187,7 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
 
 
 def facts_document(**facts_by_name: Iterable[facts.Fact]) -> Document:
-    """The part `facts` of certificate.json: for each list of sentences, by its name, its facts as values, in
-    the same order.
-    """
+    """The part `facts` of certificate.json: the facts of each list of sentences, by name, in order."""
     return {name: [fact_document(fact) for fact in each] for name, each in facts_by_name.items()}
 
 
@@ -206,9 +202,7 @@ def fact_kind(fact: type) -> str:
 
 
 def plain_values(value: Any) -> Any:
-    """The value of a field as values that JSON has: a dataclass becomes a mapping of its fields, and a limit
-    gets its `name` too, which is no field.
-    """
+    """A field's value in JSON's own types: a dataclass becomes a mapping, and a limit gets its `name` too."""
     if isinstance(value, Limit | FleetLimit):
         unit = {"unit": value.unit} if isinstance(value, FleetLimit) else {}
         return {"name": value.name, **dataclasses.asdict(value), **unit}
@@ -267,9 +261,7 @@ def _robustness_row(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def read_warnings(sentences: Any, values: Any) -> tuple[facts.Warned, ...]:
-    """The warnings of certificate.json: `values` are the facts that its `sentences` say. Raises ValueError if
-    they are not what this module writes.
-    """
+    """The warnings of certificate.json: facts (`values`) and their sentences. Raises ValueError."""
     warnings: tuple[facts.Warned, ...] = value_of(
         tuple[facts.Warned, ...], _check_one_value_each(sentences, values, "warnings"), "warnings"
     )

@@ -167,9 +167,7 @@ def read_fit(
 
 
 def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
-    """The fit in `row`. Its basis is `basis` if the row has none; without `basis` the row must have one.
-    Raises InputError.
-    """
+    """The fit in `row`. `basis` stands in for a missing basis; without it InputError is raised."""
     knots_tokens, f_s = row.numbers("knots_tokens"), row.numbers("f_s")
     a_s, b_s, d_s, e_s, h_s = (row.number(key) for key in NUMBERS)
     mape_frac, max_context_tokens, uncertainty_frac = (row.number(key, None) for key in OPTIONAL)

@@ -191,9 +191,7 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None
 def parse_fleet(
     document: Document, path: Path, catalog: Catalog, *, policies: Document | None = None
 ) -> Fleet:
-    """Read a fleet from a mapping, as if it stood in the file `path`. `policies` and errors are those of
-    `read_fleet`.
-    """
+    """Read a fleet from a mapping, as if it stood in the file `path`; all else is as in `read_fleet`."""
     where = str(path)
     if isinstance(document.get("llms"), dict):
         folders = ", ".join(
@@ -318,9 +316,7 @@ def _pinned_document(fleet: Fleet) -> dict[str, Any]:
 
 
 def _parse_pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
-    """The prefixes that workers hold from the start on: those of a plan with routing pinned-prefix.
-    planner/traffic explains blocks and their ids.
-    """
+    """The prefixes that workers hold from the start (routing pinned-prefix), by ids of a trace's blocks."""
     number_of = {name: w for w, name in enumerate(fleet.worker_names)}
     prefixes = []
     for i, row in enumerate(check_rows(file.get("pinned", []), file.path_of("pinned"), "prefixes")):
@@ -537,9 +533,7 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
 
 
 def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common) -> bool:
-    """Whether every GPU has whole experts; by default as in the catalog's fits. `degrees` are TP and the
-    number of data-parallel ranks.
-    """
+    """Whether every GPU has whole experts; by default as in the fits. `degrees` are TP and ranks."""
     llm, (tp, dp) = common.llm, degrees
     if dp > 1:
         if not row.flag("ep", True):

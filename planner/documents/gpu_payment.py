@@ -217,7 +217,5 @@ def with_owned(
 
 
 def rentable_stock(stock: Mapping[str, int | None], owned: Mapping[str, int]) -> dict[str, int | None]:
-    """The entries of `stock` for GPUs whose stock is above the number owned, so that some can be rented. The
-    counts still include the owned ones.
-    """
+    """The `stock` of GPUs of which more are there than owned; the counts include the owned ones."""
     return {name: count for name, count in stock.items() if count is None or count > owned.get(name, 0)}

@@ -62,9 +62,7 @@ def kv_offload_document(offload: KvOffload) -> dict[str, Any]:
 
 
 def check_can_offload(llm: Llm, where: str) -> None:
-    """Raise InputError for an LLM whose KV in CPU memory is not simulated: one that keeps KV or states beside
-    the blocks of its tokens.
-    """
+    """Raise InputError for an LLM that keeps KV or states beside its tokens' blocks: not simulated."""
     if kv_layout(llm, 1).beside.is_any:
         raise InputError(
             f"{where}: {llm.name} has layers with windows or states, which is not simulated; leave it out"

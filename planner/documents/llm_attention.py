@@ -67,9 +67,7 @@ def hidden_size(shape: Section) -> int:
 
 
 def layer_count(shape: Section) -> int:
-    """The number of layers. Raises InputError if there is neither this number nor a list of layers, or if the
-    number is above MOST_LAYERS.
-    """
+    """The number of layers, of at most MOST_LAYERS. Raises InputError if neither it nor a list is there."""
     if "num_hidden_layers" not in shape and isinstance(shape.get("layers_block_type"), list):
         return len(shape.get("layers_block_type"))
     layers = first_count(shape, "num_hidden_layers", "n_layer", "num_layers")
@@ -79,9 +77,7 @@ def layer_count(shape: Section) -> int:
 
 
 def block_pattern(shape: Section, layers: int) -> str | None:
-    """A letter of BLOCKS for each layer of an LLM whose layers are attention or feed-forward alone, such as
-    Nemotron-H; None for all others.
-    """
+    """A letter of BLOCKS for each layer, where a layer is attention or feed-forward alone; else None."""
     if isinstance(names := shape.get("layers_block_type"), list):
         # Names are looked up in lists here and below, because an entry of the config may be unhashable.
         if unknown_names := [name for name in names if name not in list(_BLOCK_NAMES)]:
@@ -259,9 +255,7 @@ def _grouped_attention(
 
 
 def _head_shape(shape: Section, has_window: bool, hidden: int) -> tuple[int, int, int, int]:
-    """Query heads, KV heads, and the widths of a key and of a value. Some LLMs have other numbers in layers
-    with windows.
-    """
+    """Query heads, KV heads, widths of a key and of a value. Layers with windows may have other numbers."""
     family = str(shape.get("model_type", ""))
     heads = first_count(shape, "num_attention_heads", "n_head", "num_heads")
     default_kv_heads = 1 if shape.get("multi_query") is True else heads

@@ -201,9 +201,7 @@ def _all_parameters(block: FeedForward | None, hidden: int) -> float:
 
 
 def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) -> float:
-    """Parameters of the encoder and of the projector to the LLM's `text_hidden`; 0 without an encoder. Raises
-    CatalogError for unknown keys.
-    """
+    """Parameters of encoder and projector to `text_hidden`, 0 without. Unknown keys: CatalogError."""
     if config.get("audio_config"):
         raise CatalogError(
             f"{where}: audio_config: its weights are not counted yet; describe the LLM in a llms.yaml of "

@@ -89,9 +89,7 @@ _NEMOTRON_MULTIPLE = 256  # Llama-Nemotron's widths are rounded up to a multiple
 
 
 def expert_count(shape: Section) -> int:
-    """Routed experts of a layer; 1 for an LLM without experts. Raises CatalogError if such an LLM has keys
-    that only experts need.
-    """
+    """Routed experts of a layer; 1 for an LLM without, which must have no key that only experts need."""
     experts = first_count(shape, *_COUNT_KEYS, default=1)
     if "enable_moe_block" in shape and not shape.flag("enable_moe_block"):
         experts = 1
@@ -107,9 +105,7 @@ def expert_count(shape: Section) -> int:
 
 
 def is_gated(shape: Section) -> bool:
-    """Whether a block has a gate, and so three matrices in place of two. Raises CatalogError if neither the
-    model_type nor the activation tells.
-    """
+    """Whether a block has a gate, so three matrices, not two. Raises CatalogError if nothing tells."""
     family = str(shape.get("model_type", ""))
     if family == "nemotron_h":
         return False
@@ -239,9 +235,7 @@ def _shared_width(shape: Section) -> int:
 
 
 def _dense_format(shape: Section, layer: int, formats: Formats, prefixes: tuple[str, ...] = ("",)) -> str:
-    """The format of a dense block's matrices, whose names within the block may begin with `prefixes`. Raises
-    CatalogError if the matrices differ.
-    """
+    """The one format of a dense block's matrices, whose names may have `prefixes`; else CatalogError."""
     blocks = [f"layers.{layer}.{parent}.{prefix}" for parent in _PARENTS for prefix in prefixes]
     # The names that checkpoints give to each of the three matrices; gate and up may be stored as one.
     matrices = (("gate_proj", "gate_up_proj", "up_proj"), ("up_proj", "gate_up_proj"), ("down_proj",))

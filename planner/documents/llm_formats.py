@@ -142,9 +142,7 @@ class Formats:
 
     @cached_property
     def _last_parts(self) -> frozenset[str]:
-        """The last part of each name in `names`. Parts of a module's name that are not among them need no
-        look-up, which saves most look-ups.
-        """
+        """The last part of each name in `names`: a module with another last part needs no look-up."""
         return frozenset(name.rpartition(".")[2] for name in self.names)
 
     @property

@@ -54,9 +54,7 @@ WORDING = document_values.Wording(least="expected at least {:g}")  # For errors 
 
 
 def read_market(path: Path) -> Market:
-    """The market of a schedule.yaml; if `path` is a folder with a plan.yaml, that file is read. Raises
-    InputError that names file and field.
-    """
+    """The market of a schedule.yaml, or of a folder with a plan.yaml. Raises InputError."""
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
     document = read_yaml(file)
     if "workers" in document and "capacity" not in document:
@@ -177,9 +175,7 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
 
 
 def _parse_capacity(row: object, where: str, priced_gpus: set[str], folder: Path) -> LlmWorkerType:
-    """A row of `capacity`: a kind of worker of an LLM, and what it sustains. Raises InputError for a worker
-    on GPUs that have no price.
-    """
+    """A row of `capacity`: a kind of worker of an LLM, on GPUs with prices, and what it sustains."""
     section = document_values.Section.from_document(
         document_values.check_mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING
     )

@@ -175,9 +175,7 @@ def _translate_errors(folder: Path, read: Callable[[], Content]) -> Content:
 
 
 def _mismatch(folder: Path, simulated: str, written: str) -> str:
-    """The error for a folder whose files are of two plans: plan.yaml and the traffic give `simulated`, and
-    certificate.json says `written`.
-    """
+    """The error for files of two plans: `simulated` by plan.yaml, `written` in certificate.json."""
     return (
         f"{folder}: plan.yaml on the traffic beside it has {simulated}, certificate.json says {written}: "
         "they are not of one plan, or of another version of the planner; plan again"

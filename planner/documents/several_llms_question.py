@@ -61,9 +61,7 @@ class LlmQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeveralLlmsQuestion:
-    """The questions of all LLMs in the order of the file (`entries`), and `notes` for the reader on the
-    traces in `files`.
-    """
+    """The questions of all LLMs in the file's order, and `notes` for the reader on the traces in `files`."""
 
     entries: tuple[LlmQuestion, ...]
     notes: tuple[str, ...]

@@ -154,9 +154,7 @@ def _parse_counts(section: Section) -> list[int]:
 def _parse_acceptance(
     section: Section, method: str, most: int, catalog: Catalog
 ) -> tuple[Callable[[int], tuple[float, ...]], str]:
-    """A function from a number of draft tokens, at most `most`, to the acceptance of each token; and the
-    source of these numbers.
-    """
+    """A function from drafted tokens (at most `most`) to the acceptance of each; and the source of these."""
     if "acceptance" not in section:
         rows = [name for name, row in catalog.acceptance.items() if row.method == method]
         named = f", or a row of catalogs/acceptance.yaml: {', '.join(rows)}" if rows else ""

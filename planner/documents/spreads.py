@@ -56,9 +56,7 @@ class SpreadRow:
 def spread_of(
     latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow], engine: str
 ) -> StepTimeSpread | None:
-    """The spread of the fit itself, else of its calibration, else of the first row that applies; None if
-    there is none.
-    """
+    """The spread of the fit, else of its calibration, else of the first row that applies, else None."""
     if latency.spread is not None:
         return latency.spread
     if latency.uncertainty_frac is not None:

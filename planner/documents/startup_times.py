@@ -41,9 +41,7 @@ Row = TypeVar("Row")
 
 
 def gpu_weight_bytes(llm: Llm, worker: WorkerType) -> float:
-    """The weights on each GPU of a worker. Data-parallel ranks share only the experts, and each has a copy of
-    all other weights.
-    """
+    """The weights on each GPU of a worker. Data-parallel ranks share experts, and copy all other weights."""
     if worker.dp == 1:
         return llm.weight_bytes / worker.gpus
     return worker_memory(llm, worker.gpu, worker.tp, dp=worker.dp).weight_bytes
@@ -185,9 +183,7 @@ def _parse_image(name: str, row: Section) -> Image:
 
 
 def _parse_engine(name: str, row: Section) -> EngineStart:
-    """A row of `engine`. Raises InputError unless `layers` is [fewest, most] of the LLMs it was measured
-    with.
-    """
+    """A row of `engine`; `layers` must be [fewest, most] of the LLMs it was measured with."""
     layers = row.numbers("layers")
     if len(layers) != 2 or not 1 <= layers[0] <= layers[1]:
         raise row.refused("layers", "expected [fewest, most]", list(layers))

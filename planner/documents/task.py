@@ -387,9 +387,7 @@ class PlanQuestion:
 
     @property
     def is_of_agents(self) -> bool:
-        """Whether described agents send the requests, to engines with prefix caches. Only such questions do
-        not compare with fleets without caches.
-        """
+        """Whether agents send the requests: only then no fleet without prefix caches is compared."""
         return not self.policies.compares_without_caches
 
     def policies_of_pairs(self, policies: Policies) -> Policies | None:
@@ -947,9 +945,7 @@ def _parse_numbers(
 
 
 def _parse_ranks(fleet: Section, llm: Llm) -> tuple[int, ...]:
-    """`dp: [1, 2, 4]`: how many data-parallel ranks, which share experts, a worker may have. Raises
-    InputError for an LLM without experts.
-    """
+    """`dp: [1, 2, 4]`: data-parallel ranks, which share experts, that a worker of a mixture may have."""
     ranks = _parse_numbers(fleet, "dp", 1, most=MAX_DP)
     if ranks[-1] > 1 and not llm.is_mixture:
         raise fleet.error(
@@ -997,18 +993,14 @@ def _check_target(task: PlanQuestion, question: Section, catalog: Catalog) -> No
 
 
 def _parse_robust(section: Section) -> Robust:
-    """How much longer steps and how much more traffic a plan must stand, as shares; 0 if the section is
-    missing.
-    """
+    """By which shares longer steps and more traffic a plan must stand; 0 if the section is missing."""
     return Robust(
         section.share("step_times", 0.0), section.share("traffic", 0.0), spread=section.flag("spread", False)
     )
 
 
 def _parse_safety_or_default(question: Section) -> Safety | None:
-    """The safety of a plan: as written, or the default unless `robust` says what to withstand. Beside
-    `robust` only `safety: none` is allowed.
-    """
+    """The safety of a plan: as written, or the default unless `robust` says what to withstand."""
     if "safety" in question and "robust" in question and question.get("safety") != "none":
         raise question.error("safety", "and robust: both say what a plan must stand; drop one of the two")
     if "safety" in question:

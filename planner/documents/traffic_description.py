@@ -576,9 +576,7 @@ def _parse_prefixes(traffic: Section) -> Prefixes | None:
 
 
 def description_document(description: Description) -> dict[str, Any]:
-    """The section `traffic` that `parse_description` reads as this description. Its rates include growth, and
-    keys with their default values are left out.
-    """
+    """What `parse_description` reads as this description: rates include growth, defaults are left out."""
     if description.by_tenant:
         factor, tenants = description.growth, {}
         for name, each in description.by_tenant:

@@ -286,9 +286,7 @@ def _quiet_logger() -> logging.Logger:
 
 
 def _drop_headers(record: logging.LogRecord) -> bool:
-    """A filter of logs that lets every record pass, but replaces what aiohttp says of a malformed request by
-    the kind of error.
-    """
+    """A filter of logs: aiohttp's words on a malformed request give way to the kind of error."""
     error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     if isinstance(error, HttpProcessingError):
         record.msg, record.args = "a malformed request was refused: %s", (type(error).__name__,)

@@ -189,9 +189,7 @@ def _hand_off(state, r, time_s):
 
 @kernel_jit
 def _end_prompt(state, r, time_s):
-    """Note that the prompt of request r is computed. If no admission was reported, the request is admitted
-    first.
-    """
+    """Note that the prompt of request r is computed; it is admitted first if no admission was reported."""
     request = state.requests[r]
     w = request.prefill_worker
     if request.status == ROUTED:

@@ -172,9 +172,7 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
 
 
 def _input_tokens(prompt: object) -> int:
-    """The number of tokens of a prompt: exact for token ids, for text one for every CHARACTERS_PER_TOKEN,
-    rounded up. Raises a refusal for anything else.
-    """
+    """The tokens of a prompt: counted ids, or a guess by its characters. Raises a refusal for others."""
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return len(prompt)
     if text := prompt_text(prompt):
@@ -185,9 +183,7 @@ def _input_tokens(prompt: object) -> int:
 
 
 def _tenant_of(request: web.Request, body: dict[str, Any]) -> str:
-    """The tenant of a request: TENANT_HEADER, or else OpenAI's field `user`, or else an empty name. Raises a
-    refusal if the name is no text or too long.
-    """
+    """The tenant: TENANT_HEADER, else OpenAI's field `user`, else none. Refuses what is no short text."""
     tenant = request.headers.get(TENANT_HEADER) or body.get("user")
     if tenant is None:
         return ""

@@ -229,9 +229,7 @@ class FakeEngine:
         return float(self.latency.step_s(tokens, pairs, len(decodes), attended, len(prefills), cached))
 
     def _finish(self, chunks: list[tuple[_EngineRequest, int]], start_s: float) -> None:
-        """Give a token to each request whose prompt is computed after this step, and end those that now have
-        all their tokens.
-        """
+        """Give a token to each request whose prompt is now computed, and end those that have all tokens."""
         if self.log:
             self.log.step(start_s, self.now_s, [(r.name, new_tokens, r.computed) for r, new_tokens in chunks])
         for request, new_tokens in chunks:

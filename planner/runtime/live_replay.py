@@ -147,9 +147,7 @@ class JournalFile:
             stream.write("\n" + json.dumps(row, separators=(",", ":")))
 
     def _rows(self) -> list[dict[str, Any]]:
-        """All lines that are JSON objects, without the first, which names the run. Raises InputError if the
-        first line names another run or none.
-        """
+        """All rows of JSON but the first, which must name this run; else InputError is raised."""
         if not self.path.exists():
             return []
         lines, rows = self.path.read_text(errors="replace").splitlines(), []
@@ -560,7 +558,5 @@ def request_name(part: int, request: int) -> str:
 
 
 def lateness_s(outcomes: Iterable[RequestOutcome]) -> float:
-    """The longest time by which a request was sent after it was due [s]. More than some ms mean that this
-    client was too slow, not the fleet.
-    """
+    """How late a request was sent at most [s]: more than some ms show a slow client, not a slow fleet."""
     return max((outcome.sent_s - outcome.due_s for outcome in outcomes), default=0.0)

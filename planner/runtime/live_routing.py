@@ -191,9 +191,7 @@ class LiveFleet:
         return bool(events.note_event(self.state, events.IS_HELD_BACK, seat, 0, 0.0))
 
     def queue_number(self, seat: int) -> int | None:
-        """The request's place in its worker's queue: the smallest goes first. None for queues that engines
-        order by themselves.
-        """
+        """The request's place in its worker's queue, the smallest first; None if engines order it."""
         if not QUEUE[self.policies.queue].by_turns:
             return None
         return int(self.caches.prompts["place"][seat])

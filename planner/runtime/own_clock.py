@@ -129,9 +129,7 @@ def _as_run_of_its_own(
 
 
 def _instant_prefills(requests: Mapping[str, EngineRequest]) -> dict[str, EngineRequest]:
-    """The log of the prefill engine that takes no time: each first token comes when the decode engine takes
-    the request into its batch.
-    """
+    """The log of an instant prefill engine: a first token comes when the decode engine takes the request."""
     return {
         name: EngineRequest(
             queued_s=request.scheduled_s,

@@ -66,9 +66,7 @@ def _base_url(url: str) -> str:
 
 
 def _post_query(url: str, parameters: Mapping[str, str]) -> Any:
-    """The answer to a query, parsed from JSON. Raises PrometheusError without an answer in JSON, InputError
-    for one of more than MOST_BYTES.
-    """
+    """The answer to a query, parsed. Raises PrometheusError if no JSON, InputError beyond MOST_BYTES."""
     # A selector may be too long for the URL, so the parameters go in the body.
     data = urllib.parse.urlencode(parameters).encode()
     request = urllib.request.Request(url, data=data, headers={"Accept": "application/json"})

@@ -260,9 +260,7 @@ class LiveRouter:
                 await self._compute_prompt(backend, each.warm_prompt.prompt)
 
     def _note_use(self, w: int, blocks: Sequence[int]) -> None:
-        """Note that a request whose prompt has these blocks (names) goes to worker `w`, and so uses each kept
-        prompt with which its own prompt begins.
-        """
+        """Note that a prompt with these blocks goes to `w`, and so uses each kept prompt that begins it."""
         for each in self.kept_prompts[w]:
             if len(blocks) >= each.blocks and blocks[each.blocks - 1] == each.last_block:
                 each.used_s = _now_s()

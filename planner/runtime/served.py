@@ -345,9 +345,7 @@ def _back_to_back_steps(log: EngineLog) -> pd.DataFrame:
 
 
 def main() -> int:
-    """Measure the engines that the command line describes (module docstring), and write their steps to the
-    CSV. Returns the exit code.
-    """
+    """Measure the engines that the command line describes, and write their steps to the CSV."""
     config, out, options_json = sys.argv[1:]
     options: dict[str, Any] = json.loads(options_json)
     try:

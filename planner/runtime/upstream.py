@@ -28,9 +28,7 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerRefusedError(WorkerError):
-    """The worker refuses all requests: by the HTTP `status`, because the key or the path is wrong, or because
-    it accepts none at present.
-    """
+    """The worker refuses all requests, by `status`: a wrong key or path, or it accepts none now."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -99,9 +97,7 @@ class StreamCheck:
                 raise self._invalid_event()
 
     def _read_event(self, data: bytes) -> None:
-        """Count the tokens of one event; note the end of the stream, or its error. Raises WorkerError for an
-        event that is no event of a completion.
-        """
+        """Count an event's tokens; note the stream's end or error. Raises WorkerError for no completion."""
         if data == b"[DONE]":
             self.has_done_line = True
             return

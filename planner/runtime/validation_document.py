@@ -41,9 +41,7 @@ STATUSES = ("finished", "rejected", "failed", "unsent")  # `RequestOutcome.statu
 
 
 def validation_document(validation: Validation) -> dict[str, Any]:
-    """All results of a validation as values of JSON's own types; null for results that it does not have, and
-    for figures that are not finite.
-    """
+    """All results of a validation in JSON's own types; null where there is none or no finite figure."""
     run, comparison = validation.measurement, validation.comparison
     outcomes = list(run.journal.outcomes.values())
     outside_engine_s = outside_s(run)
@@ -311,9 +309,7 @@ def _worst_error_frac(comparison: MeasuredComparison) -> float:
 
 
 def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
-    """The share of step time that other processes took, by the name of the engine. Only for engines whose log
-    has a clock of their own.
-    """
+    """The share of step time that others took, by engine, for engines whose log has a clock of its own."""
     run = validation.measurement
     # Steps before the start of the first part of the run were warm-up, and are left out.
     return {

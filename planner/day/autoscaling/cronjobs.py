@@ -57,9 +57,7 @@ def _account_with_rights(account: str, targets: Sequence[ScaleTarget]) -> list[D
 
 
 def _job(target: ScaleTarget, start_s: int, size: int, account: str) -> Document:
-    """A CronJob that gives a pool `size` workers at second `start_s` of each day. Its name ends in that time,
-    HHMM.
-    """
+    """A CronJob, named after its time HHMM, that gives a pool `size` workers at second `start_s` of a day."""
     minutes = start_s % DAY_S // MINUTE_S
     group = target.api_version.rpartition("/")[0]
     resource = f"{_RESOURCES[target.kind]}.{group}/{target.object_name}"

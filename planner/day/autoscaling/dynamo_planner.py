@@ -48,9 +48,7 @@ def planner_component(
 
 
 def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int) -> Document:
-    """Dynamo's PlannerConfig of one graph. `longest_tokens` is the most prompt and output tokens of a request
-    that its workers accept (max_model_len).
-    """
+    """Dynamo's PlannerConfig of one graph, whose workers take requests of up to `longest_tokens`."""
     is_pair = len(targets) == 2
     config: Document = {
         "environment": "kubernetes",

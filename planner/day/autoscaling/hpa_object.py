@@ -83,9 +83,7 @@ def hpa_document(target: ScaleTarget, autoscaler: Autoscaler, source: Document) 
 
 
 def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
-    """How fast the HPA may scale up and down. 0 pods and 0 percent are no limit: all of `most` may come or go
-    at once.
-    """
+    """How fast the HPA may scale. With 0 pods and 0 percent all of `most` may come or go at once."""
     settings: ScalingRules = autoscaler.settings
     rules: Document = {}
     for key, direction in (("scaleUp", "up"), ("scaleDown", "down")):

@@ -207,9 +207,7 @@ def _ahead_s(autoscaler: Autoscaler, target: ScaleTarget) -> int:
 
 
 def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_clamped: bool) -> str:
-    """The highest ASKED during `hold_s`. With `is_clamped` it is clamped to the pool's least and most;
-    otherwise KEDA does so.
-    """
+    """The highest ASKED during `hold_s`; if `is_clamped`, within least and most, as KEDA does else."""
     controller, asked = autoscaler.controller, pool_series(ASKED, app, target)
     hold_s, every_s = math.ceil(_setting_s(autoscaler, "hold_s")), autoscaler.settings.every_s
     if 0 < hold_s < every_s:

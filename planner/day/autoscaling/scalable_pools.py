@@ -70,9 +70,7 @@ class ScalableTarget:
 
 
 def find_scale_targets(fleet: Fleet, target: str, autoscaler: Autoscaler) -> list[ScaleTarget]:
-    """The scale target of each pool, in order; empty if the target scales pools itself. No pool of `fleet`
-    may be empty.
-    """
+    """The scale target of each pool of `fleet` (none is empty); [] if the target scales pools itself."""
     row = SCALABLE.get(target)
     if row is None or row.find_object is None:
         return []

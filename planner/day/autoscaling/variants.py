@@ -25,9 +25,7 @@ REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
 
 
 def write_variants(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet) -> WrittenManifests:
-    """The VariantAutoscalings, the HPAs that follow them, the rule of prometheus-adapter, and the values of
-    the autoscaler's Helm chart.
-    """
+    """The VariantAutoscalings, their HPAs, prometheus-adapter's rule, and values for the chart."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
     model = engine_command.plain_name(fleet, autoscaler.controller)
     files: dict[str, list[Document]] = {

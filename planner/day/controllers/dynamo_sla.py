@@ -75,9 +75,7 @@ def prefill_rps(load: ForecastLoad, tokens_per_s: float, correction: float = 1.0
 
 
 def decode_rps(load: ForecastLoad, tokens_per_s: float) -> float:
-    """Requests/s of a worker that generates `tokens_per_s` tokens/s within the target. A request counts as at
-    least one token.
-    """
+    """Requests/s, each of one token at least, of a worker that generates `tokens_per_s` within the target."""
     return tokens_per_s / max(load.output_tokens, 1.0)
 
 

@@ -48,9 +48,7 @@ def read_target(value: object, where: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules(ControllerSettings):
-    """`behavior` of an HPA, how often it decides, and how old its metrics are. The defaults of `behavior` are
-    those of autoscaling/v2.
-    """
+    """`behavior` of an HPA, with autoscaling/v2's defaults; how often it decides; how old its metrics are."""
 
     tolerance_frac: float = settings_field(
         0.1, SHARE, "no change while usage is this near the target", most=1.0

@@ -91,9 +91,7 @@ class EngineProfile:
         return self.prefill_s + self.prefill_s_per_token * input_tokens
 
     def itl_s(self, sequences: float, context_tokens: float) -> float:
-        """The time of a decode step of this many sequences with this context, which is the gap between two
-        tokens (inter-token latency) [s].
-        """
+        """The time of a decode step, which is the gap between two tokens (inter-token latency) [s]."""
         per_sequence_s = self.decode_s_per_sequence + self.decode_s_per_token * context_tokens
         return self.decode_s + per_sequence_s * sequences
 
@@ -120,9 +118,7 @@ class LoadRule:
     needs: tuple[int, ...] = ()
 
     def with_floor(self, covered_frac: float) -> LoadRule:
-        """The rule with a floor at any load above 0: the workers that suffice in this share of the windows of
-        `needs`.
-        """
+        """The rule with a floor at any load: workers that suffice in this share of the windows of `needs`."""
         if covered_frac <= 0 or not self.needs:
             return self
         covered_windows = max(least_whole(covered_frac * len(self.needs)), 1)

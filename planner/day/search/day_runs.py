@@ -221,9 +221,7 @@ class DayRuns:
         return DaySlice(run, window_s, end - first)
 
     def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
-        """Simulate a whole day with these workers (N, P) ready from each of `times_s` (N,) on. The first time
-        is 0.
-        """
+        """Simulate a whole day with these workers (N, P) ready from each of `times_s` (N,) on, from 0 on."""
         until_s = float(self.terms.edges_s[-1])
         run = self._simulate(
             self.trace, np.asarray(times_s), workers, self.pools, self.window_edges_s, until_s=until_s

@@ -101,9 +101,7 @@ class _Exchange:
         return None
 
     def _fits(self, lives: Lives) -> bool:
-        """Whether the stock has GPUs for these lives, start-ups included, and for the least size of each
-        pool.
-        """
+        """Whether the stock has GPUs for these lives, with start-ups, and for the least size of each pool."""
         search, all_lives = self.search, list[tuple[int, float, float]]()
         for c, sizes in enumerate(search.sizes):
             all_lives += [(c, 0.0, search.last_s)] * sizes[0]  # The least size comes first.

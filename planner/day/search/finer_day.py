@@ -151,9 +151,7 @@ class LifeSearch:
         return self.work_left < reserved_frac * self.most_work or is_over(self.deadline)
 
     def lives_of_sizes(self, edges_s: Sequence[float], workers: Ints) -> Lives:
-        """The lives of the workers (T, P) in steps with these edges (T + 1,), and of those that then cost
-        nothing more.
-        """
+        """The lives of workers (T, P) in steps with these edges (T + 1,), and of those then free of cost."""
         lives = Lives()
         for c, levels in enumerate(self.levels):
             for k in levels:

@@ -118,9 +118,7 @@ class JointRuns:
         )
 
     def simulate_day(self, workers: Ints) -> DayRun:
-        """Simulate each LLM with its own columns of `workers` (T, P). All LLMs together have one bill, and
-        must fit into one stock.
-        """
+        """Simulate each LLM with its own columns of `workers` (T, P): one bill for all, and one stock."""
         llm_days = [
             runs.simulate_day(np.ascontiguousarray(workers[:, columns.start : columns.stop]))
             for runs, columns in zip(self.llm_runs, self.columns, strict=True)

@@ -125,9 +125,7 @@ def _plan_answer() -> Schema:
 
 
 def _adapt_certificate(certificate: dict[str, Schema]) -> None:
-    """Change the schema where `certificate_document` writes other values than those of the fields: sentences
-    in place of facts, shares, and reasons.
-    """
+    """Change the schema where `certificate_document` writes sentences, shares and reasons, not fields."""
     sentences: Schema = {"type": "array", "items": {"type": "string"}}
     certificate |= dict.fromkeys(IN_SENTENCES, sentences)
     certificate["refuted"] = {

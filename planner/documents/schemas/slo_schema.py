@@ -336,9 +336,7 @@ def _description_schemas() -> dict[str, Schema]:
 
 
 def agents_section() -> Schema:
-    """The section `agents`: how many work at once, and what they are like. Missing keys come from a row of
-    catalogs/tasks.yaml.
-    """
+    """The section `agents`; missing keys come from a row of catalogs/tasks.yaml."""
     pause = any_of(
         SECONDS_OR_0, section_schema({"mean": SECONDS_OR_0, "cv": NUMBER_FROM_0}, required=("mean",))
     )
