@@ -68,22 +68,9 @@ def find_causes(answer: DayAnswer, row: ControllerDay) -> DayCauses | None:
     # Only the judged part of the trace was simulated in these days.
     terms = terms_of(replace(answer.question, trace=answer.judged))
     optimum = answer.optimum.day
-    own_usd, optimum_usd = _bill_parts(terms, row.run), _bill_parts(terms, optimum.run)
-    starting_usd, draining_usd, idle_usd, rounding_usd = (own_usd - optimum_usd).tolist()
-    kept_usd, unneeded_usd, without_usd = _compare_ready(terms, row.run, optimum.run).tolist()
-    too_few, too_late, as_many = _missed_by_cause(row, optimum)
-    return DayCauses(
-        starting_usd=starting_usd,
-        draining_usd=draining_usd,
-        idle_usd=idle_usd,
-        rounding_usd=rounding_usd,
-        kept_usd=kept_usd,
-        unneeded_usd=unneeded_usd,
-        without_usd=without_usd,
-        too_few=too_few,
-        too_late=too_late,
-        as_many=as_many,
-    )
+    bill_usd = _bill_parts(terms, row.run) - _bill_parts(terms, optimum.run)
+    ready_usd = _compare_ready(terms, row.run, optimum.run)
+    return DayCauses(*bill_usd.tolist(), *ready_usd.tolist(), *_missed_by_cause(row, optimum))
 
 
 def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
