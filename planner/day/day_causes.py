@@ -165,18 +165,9 @@ def _missed_by_cause(
 
 # Headings of `cause_rows`: the controller, its cost above the optimum, then the fields of DayCauses in order.
 CAUSE_COLUMNS = (
-    "Controller",
-    "Above the optimum",
-    "Starting",
-    "Draining",
-    "Idle GPUs of nodes",
-    "Started hours",
-    "Kept after the need",
-    "Never needed",
-    "Done without",
-    "Too few requested",
-    "Too late",
-    "As many workers",
+    *("Controller", "Above the optimum", "Starting", "Draining", "Idle GPUs of nodes"),
+    *("Started hours", "Kept after the need", "Never needed", "Done without", "Too few requested"),
+    *("Too late", "As many workers"),
 )
 
 

@@ -30,13 +30,7 @@ from planner.units import DAY_S, HOUR_S, count_text, show_clock, show_s, show_sp
 
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json")
 HEAD = (  # The columns of `day_table`.
-    "Controller",
-    "USD",
-    "USD/h",
-    "GPU hours",
-    "Windows kept",
-    "Worst window",
-    "Hurt by changes",
+    *("Controller", "USD", "USD/h", "GPU hours", "Windows kept", "Worst window", "Hurt by changes"),
     "Above the optimum",
 )
 # The bound for controllers that know only the past allows this share of missed windows, because hardly any

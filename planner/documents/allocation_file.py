@@ -18,13 +18,8 @@ from planner.files.document_values import Section, check_number, refused_value
 from planner.solvers.allocation import Allocation, Instance
 
 MELANGE_KEYS = (
-    "gpu_info",
-    "workload_distribution",
-    "total_request_rate",
-    "slice_factor",
-    "availability",
-    "bucket_index",
-    "bucket_upper_bounds",
+    *("gpu_info", "workload_distribution", "total_request_rate", "slice_factor", "availability"),
+    *("bucket_index", "bucket_upper_bounds"),
 )
 # A rate so small that its bucket would need more workers than this is refused: whoever writes it means 0.
 MOST_WORKERS = 1e6

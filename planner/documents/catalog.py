@@ -62,37 +62,16 @@ Row = TypeVar("Row")
 CatalogLike: TypeAlias = "Catalog | str | Path | None"
 # The files of a catalog with rows by name.
 FILES = (
-    "gpus.yaml",
-    "llms.yaml",
-    "slos.yaml",
-    "engines.yaml",
-    "spreads.yaml",
-    "acceptance.yaml",
+    *("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml"),
     "tasks.yaml",
 )
 PRICES = "prices.yaml"  # Only a catalog directory of the user's has this file.
 PROVENANCE = ("aliases", "source", "date")  # Keys that rows of every file may have.
 # The keys of rows in gpus.yaml, beside PROVENANCE.
 GPU_KEYS = (
-    "memory_vendor",
-    "memory",
-    "bandwidth",
-    "dense_tflops",
-    "link",
-    "link_bandwidth",
-    "power",
-    "gpus_per_node",
-    "sold_as",
-    "price",
-    "price_source",
-    "price_date",
-    "node_selector",
-    "fp8_tflops",
-    "fp4_tflops",
-    "unchecked",
-    "price_is",
-    "prices",
-    "all_reduce",
+    *("memory_vendor", "memory", "bandwidth", "dense_tflops", "link", "link_bandwidth", "power"),
+    *("gpus_per_node", "sold_as", "price", "price_source", "price_date", "node_selector"),
+    *("fp8_tflops", "fp4_tflops", "unchecked", "price_is", "prices", "all_reduce"),
     "mixed_kv_bandwidth",
 )
 SOLD_AS = ("gpu", "node")  # The values of `sold_as`.
@@ -106,14 +85,8 @@ CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")  # Keys of a power-
 # The keys of rows in llms.yaml. A row without `groups` must have those of LLM_COUNTS.
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (
-    "head_dim",
-    "dtype_bytes",
-    "kv_dtype_bytes",
-    "weights",
-    "gated_ffn",
-    "tied_embeddings",
-    "experts",
-    "experts_per_token",
+    *("head_dim", "dtype_bytes", "kv_dtype_bytes", "weights", "gated_ffn", "tied_embeddings"),
+    *("experts", "experts_per_token"),
 )
 # Keys for LLMs whose layers differ, and for parameters beside the layers.
 LLM_FURTHER = ("groups", "encoder_parameters", "draft_parameters", "head_weights")

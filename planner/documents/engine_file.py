@@ -26,31 +26,16 @@ from planner.units import show_exactly
 NONE = "none"  # Step times are used as they are.
 # Keys of an engine's constants, in the section and in a row of the catalog alike.
 _CONSTANTS = (
-    "async_scheduling",
-    "mixed_steps",
-    "latent_launch",
-    "host",
-    "rest",
-    "front_end",
-    "prompt_token",
-    "hand_off",
-    "first_hand_off",
-    "first_token",
+    *("async_scheduling", "mixed_steps", "latent_launch", "host", "rest", "front_end"),
+    *("prompt_token", "hand_off", "first_hand_off", "first_token"),
 )
 # The keys of the section. Only a plan.yaml has the four from `basis` to `images`: where the constants come
 # from, whether they are of the nearest version, whether they were checked, and the images that the manifests
 # deploy. Nothing reads `images`.
 KEYS = (
-    "name",
-    "version",
+    *("name", "version"),
     *_CONSTANTS,
-    "poll_steps",
-    "tokens_per_s",
-    "basis",
-    "nearest",
-    "checked",
-    "images",
-    "speculative",
+    *("poll_steps", "tokens_per_s", "basis", "nearest", "checked", "images", "speculative"),
 )
 # The keys of a row of catalogs/engines.yaml.
 ROW_KEYS = ("engine", "from", "to", "checked", *_CONSTANTS, "error")

@@ -34,15 +34,7 @@ from planner.models.llm import WEIGHT_BYTES, FeedForward, GroupedAttention, Laye
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # Types of LLMs with tied embeddings whose config.json leaves tie_word_embeddings out.
 _TIED = (
-    "opt",
-    "bloom",
-    "gpt2",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gemma4_text",
-    "cohere",
-    "cohere2",
+    *("opt", "bloom", "gpt2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "cohere", "cohere2"),
     "starcoder2",
 )
 # Keys that configs of a type may leave out, with the defaults of that type's class in transformers.

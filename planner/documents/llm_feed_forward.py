@@ -45,42 +45,13 @@ _EXPERT_KEYS = (  # An LLM without experts must not have these.
 _FOUR_TIMES_HIDDEN = ("bloom", "gpt2")
 # Blocks of LLMs of _UNGATED have two matrices, those of _GATED three (`is_gated`).
 _UNGATED = (
-    "opt",
-    "bloom",
-    "gpt2",
-    "gpt_neox",
-    "gptj",
-    "gpt_neo",
-    "phi",
-    "gpt_bigcode",
-    "starcoder2",
+    *("opt", "bloom", "gpt2", "gpt_neox", "gptj", "gpt_neo", "phi", "gpt_bigcode", "starcoder2"),
     "nemotron",
 )
 _GATED = (
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gemma4_text",
-    "phi3",
-    "olmo",
-    "olmo2",
-    "granite",
-    "internlm2",
-    "stablelm",
-    "cohere",
-    "cohere2",
-    "gpt_oss",
-    "deepseek_ref",
-    "step3p7",
-    "step3p5",
+    *("llama", "mistral", "mixtral", "qwen", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma"),
+    *("gemma2", "gemma3_text", "gemma4_text", "phi3", "olmo", "olmo2", "granite", "internlm2"),
+    *("stablelm", "cohere", "cohere2", "gpt_oss", "deepseek_ref", "step3p7", "step3p5"),
 )
 _GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # Every LLM in our tests with one of these has gates.
 # Checkpoints name the block's matrices "layers.3.PARENT.gate_proj".

@@ -62,11 +62,7 @@ POLICY_KEYS = (
     *POLICY_COUNTS,
     *POLICY_SHARES,
     *POLICY_NUMBERS,
-    "max_num_batched_tokens",
-    "prefix_cache",
-    "kv_offload",
-    "tenant_weights",
-    "vidur_restarts",
+    *("max_num_batched_tokens", "prefix_cache", "kv_offload", "tenant_weights", "vidur_restarts"),
     "due",
 )
 

@@ -127,20 +127,8 @@ KEYS = (
     *("spare", "robust", "safety", "deploy", "day"),
 )
 FLEET_KEYS = (
-    "gpus",
-    "owned",
-    "sold_as",
-    "electricity",
-    "unchecked",
-    "per_gpu",
-    "pp",
-    "dp",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "network",
-    "prices",
-    "price_of",
-    "least_off_spot",
+    *("gpus", "owned", "sold_as", "electricity", "unchecked", "per_gpu", "pp", "dp"),
+    *("max_num_batched_tokens", "max_num_seqs", "network", "prices", "price_of", "least_off_spot"),
     "host_overhead",
 )
 TRAFFIC_KEYS = ("rate", "scale", "window", "draws", *LOG_KEYS, *DESCRIBED_KEYS)

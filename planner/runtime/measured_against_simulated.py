@@ -46,18 +46,8 @@ PERCENTILES = (0.5, 0.9, 0.99)
 # The arrays that every Simulation has with one value per request; `_per_request_columns` adds those that only
 # some have.
 PER_REQUEST = (
-    "arrival_s",
-    "input_tokens",
-    "output_tokens",
-    "queue_s",
-    "ttft_s",
-    "tpot_s",
-    "tbt_max_s",
-    "e2e_s",
-    "prefill_worker",
-    "decode_worker",
-    "preemptions",
-    "status",
+    *("arrival_s", "input_tokens", "output_tokens", "queue_s", "ttft_s", "tpot_s", "tbt_max_s"),
+    *("e2e_s", "prefill_worker", "decode_worker", "preemptions", "status"),
 )
 SESSION_METRICS = ("session", "session-served")  # The two times of a session by `session_times_s`.
 # The simulator's numbers (simulation.STATUS) for the outcomes of a replay. Unsent requests count as rejected,
