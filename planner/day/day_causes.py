@@ -70,7 +70,8 @@ def find_causes(answer: DayAnswer, row: ControllerDay) -> DayCauses | None:
     optimum = answer.optimum.day
     bill_usd = _bill_parts(terms, row.run) - _bill_parts(terms, optimum.run)
     ready_usd = _compare_ready(terms, row.run, optimum.run)
-    return DayCauses(*bill_usd.tolist(), *ready_usd.tolist(), *_missed_by_cause(row, optimum))
+    by_cause = [*bill_usd.tolist(), *ready_usd.tolist(), *_missed_by_cause(row, optimum)]
+    return DayCauses(*by_cause)  # In the order of its fields.
 
 
 def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:

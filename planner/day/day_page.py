@@ -33,8 +33,7 @@ HEAD = (  # The columns of `day_table`.
     *("Controller", "USD", "USD/h", "GPU hours", "Windows kept", "Worst window", "Hurt by changes"),
     "Above the optimum",
 )
-# The bound for controllers that know only the past allows this share of missed windows, because hardly any
-# controller keeps every window.
+# The share of missed windows in the bound for controllers that know only the past: hardly any keeps all.
 FEW_MISSED_FRAC = 0.01
 # At most this many missed windows, and changes of a timetable, are listed; further ones are counted.
 MOST_LISTED = 12
@@ -583,8 +582,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     lines += [
         f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"
         for gpu, count in question.stock.items()
-        # Only GPUs of the fleet are named. A key of `stock` is a GPU, or a GPU with its market
-        # ("h100-80g@spot").
+        # Of the keys of `stock` (a GPU, or one with its market: "h100-80g@spot") those of the fleet.
         if any(gpu in (name := pool.type.gpu.name, row_of(name)) for pool in question.fleet.pools)
     ]
     nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)

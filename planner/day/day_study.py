@@ -55,8 +55,7 @@ from planner.traffic.trace import Trace, window_numbers
 from planner.units import DAY_S, HOUR_S, show_s, show_share
 
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
-# Names for conditions that are no single limit: the attainment of an SLO, and that requests are served at
-# all.
+# Names for conditions that are no single limit: an SLO's attainment, and that requests are served at all.
 ALL_AT_ONCE, SERVED = "all limits at once", "served"
 # The values below were set by hand.
 BUCKET_S = 300.0  # Controllers see a history of arrivals, counted in buckets of this width.

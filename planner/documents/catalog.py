@@ -412,8 +412,7 @@ class Catalog:
         """
         alike = self._by_shape.get(_step_shape(llm), ())
         row_name, _ = self._llm_names.get(llm.name.lower(), (llm.name, ""))
-        # An LLM read from a config.json may have the name of a row and another shape: that row's fits are not
-        # its own.
+        # An LLM of a config.json may have a row's name and another shape; that row's fits are not its own.
         own = row_name if row_name in alike else llm.name
         return [own, *(name for name in alike if name != own)]
 
@@ -445,8 +444,7 @@ class Catalog:
                     self.gpu_aliases.get(named_gpu.lower(), named_gpu),
                 )
                 fit_paths.setdefault(pair, []).append(path)
-            # All are added at once, because threads of a UI share a catalog: another thread must see either
-            # none of them or all.
+            # All at once: threads of a UI share a catalog, and must see either none of them or all.
             self._fit_paths.update(fit_paths)
         if (llm, gpu) not in self._fits:
             fits: dict[Split, StepLatency] = {}

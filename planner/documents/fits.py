@@ -39,8 +39,7 @@ if TYPE_CHECKING:  # The module imports scikit-learn, which takes long.
 HEADER = ("llm", "gpu", "source", "date", "command")
 NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")  # Each fit has all of them.
 OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")  # None where they are not known.
-# Keys that only some fits have. m_s: how much longer reading a KV token takes in steps with prefills
-# (latency.py).
+# Keys that only some fits have. m_s: how much longer a KV token takes in steps with prefills (latency.py).
 MIXED, EP, DP, JOINT, ALL2ALL = "m_s", "ep", "dp", "joint_s", "all2all"
 # The value of each of these keys where a fit does not have it; `fit_row` leaves keys with this value out.
 LEFT_OUT: Mapping[str, Any] = {

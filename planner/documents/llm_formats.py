@@ -63,8 +63,7 @@ _ALGORITHMS = {
 }
 # Module names of checkpoints begin with one of these. Callers leave it out ("layers.3.mlp", "lm_head").
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "backbone.", "language_model.", "")
-# How many weights share a scale: 128 in the format "int4", 32 in "int4-g32" and "int4-g32z". Scales of larger
-# groups take less memory.
+# How many weights share a scale: 128 in "int4", 32 in "int4-g32" and "int4-g32z", which take more memory.
 _LARGE_GROUP, _SMALL_GROUP = 128, 32
 _ONE_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")  # All experts of a layer share a format.
 _GLOB = re.compile(r"[*?\[]")

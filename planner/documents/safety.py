@@ -9,8 +9,7 @@ from planner.errors import InputError
 from planner.files.document_values import Section
 
 KEPT_IN_FRAC = 0.9  # The default of `kept_in`.
-# Set by hand: a fleet that misses every other scenario is not fit for production, and a test of 99 % already
-# takes hundreds of scenarios.
+# Set by hand: who misses every other scenario is unfit, and a test of 99 % already takes hundreds.
 LEAST_KEPT_FRAC, MOST_KEPT_FRAC = 0.5, 0.99
 MOST_GROWTH_FRAC = 10.0  # Eleven times the traffic; more growth is a typing error.
 

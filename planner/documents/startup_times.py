@@ -108,8 +108,7 @@ class StartupFacts:
             is_compiled=is_compiled,
             node_s=node_s,
         )
-        # The function `start_time` takes the weights to be split evenly over all GPUs; with data-parallel
-        # ranks each GPU loads more.
+        # `start_time` splits weights evenly over all GPUs; with data-parallel ranks each GPU loads more.
         into_gpus_s = gpu_weight_bytes(llm, worker) / engine.load_bytes_per_s
         phases = replace(phases, load_s=max(phases.load_s, into_gpus_s))
         if not is_of_other_gpu:

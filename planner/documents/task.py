@@ -114,8 +114,7 @@ SAME_AS_COST = "cost_per_million_tokens"
 # The module that checks the section `day:`. It imports this module, so it is imported only when needed.
 _DAY_SETTINGS = "planner.day.day_settings"
 _SPARE = re.compile(r"(\d{1,4})\s*(workers?|nodes?)?")
-# `deploy: {target: each}`: the plan has no target, and another plan is made for every target whose router
-# misses the SLO on its fleet.
+# `deploy: {target: each}`: no target, and a further plan for every target whose router misses the SLO.
 EACH_TARGET = "each"
 # Values of max_num_batched_tokens that are searched by default: 2048 and 8192 are defaults of vLLM.
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
@@ -169,8 +168,7 @@ FLEET_BELONGS = {
     "target": "deploy: target",
     **dict.fromkeys(("region", "provider", "cloud"), "price_of: {provider: ...}"),
 }
-# Keys that are wrong at the top of slo.yaml -> the section in which they belong, or our name for a key of
-# other programs.
+# Keys that are wrong at the top of slo.yaml -> the section in which they belong, or our name for them.
 BELONGS = {
     **{key: f"fleet: {key}" for key in FLEET_KEYS},
     **{key: f"traffic: {key}" for key in TRAFFIC_KEYS},
@@ -328,8 +326,7 @@ class PlanQuestion:
         row = row_of(gpu.name)  # The name without "@spot" or "@owned".
         stock, owned = self.stock.get(row), self.owned.get(row, 0)
         node_gpus = int(gpu.gpus_per_node)
-        # If neither the stock nor the part of it that is rented is a whole number of nodes, single GPUs must
-        # be for sale.
+        # If neither stock nor rented part is a whole number of nodes, single GPUs must be for sale.
         is_sold_singly = stock is not None and stock % node_gpus > 0 and (stock - owned) % node_gpus > 0
         is_sold_whole = gpu.is_sold_whole and not is_sold_singly
         usd_per_kwh = 0.0
@@ -748,8 +745,7 @@ def _gpus_of_provider(fleet: Section, catalog: Catalog) -> set[str] | None:
     provider = fleet.subsection("price_of", PRICE_OF_KEYS).get("provider")
     if provider is None:
         return None
-    # Only an offer on demand counts, whatever term the question wants, so that the GPUs that are considered
-    # do not change with the term.
+    # Only an offer on demand counts, so that the GPUs considered do not change with the term.
     return {
         name
         for name in catalog.gpus

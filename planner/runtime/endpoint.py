@@ -328,8 +328,7 @@ class _Stream:
         times_s = [at_s for at_s, tokens in self.chunks for _ in range(tokens)]
         result.is_exact = self.counts_each or counted_tokens in (0, len(times_s))
         if times_s and not result.is_exact and counted_tokens <= self.most_tokens + SPARE_TOKENS:
-            # The server counted more or fewer tokens than came, so its tokens are spread evenly over the
-            # arrivals.
+            # The server counted other tokens than came: they are spread evenly over the arrivals.
             last = len(times_s) - 1
             times_s = [times_s[k * last // max(counted_tokens - 1, 1)] for k in range(counted_tokens)]
         result.token_s = tuple(times_s)

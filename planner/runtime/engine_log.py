@@ -77,8 +77,7 @@ class EngineLog:
         # CPU seconds (not on Linux) its gap is negative.
         gap_s = np.where((steps.waited == 1) | own_gap_s.isna() | (own_gap_s < 0), wall_gap_s, own_gap_s)
         own_s = np.cumsum(np.column_stack([gap_s, steps.own_end_s - steps.own_start_s]).ravel())
-        # Now `wall_s` and `own_s` become the same moments on both clocks: `from_s`, then the start and the
-        # end of each step in turn.
+        # `wall_s` and `own_s` become the same moments on both clocks: `from_s`, then each step's ends.
         wall_s, own_s = np.r_[from_s, wall_s], np.r_[0.0, own_s]
 
         def to_own(times_s: npt.ArrayLike) -> npt.NDArray[np.float64]:

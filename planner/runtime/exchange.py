@@ -33,8 +33,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's default for a request that names no limit.
 # A larger limit is refused. Some bound is needed, because JSON has integers of any length.
 MOST_OUTPUT_TOKENS = 10**9
-# Bodies are unpacked in pieces of this size, between which other requests are served. A piece takes about a
-# millisecond.
+# Bodies are unpacked in pieces of this size (about a millisecond), between which others are served.
 UNPACK_BYTES = 2**20
 # zlib's value for "recognise gzip or zlib by the first bytes". HTTP calls zlib's format "deflate".
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS

@@ -23,8 +23,7 @@ from typing import Any
 STEP_LOG = "FLEETPLAN_STEP_LOG"  # The file of the step log; without the variable none is written.
 # The largest size of the step log; a full log loses its oldest half. Without the variable there is no limit.
 STEP_LOG_BYTES = "FLEETPLAN_STEP_LOG_BYTES"
-# Set if the thread of the engine core computes the steps itself, as on a CPU. Then the log also has the times
-# for which this thread ran.
+# Set if the engine core's own thread computes the steps, as on a CPU: its own times are logged too.
 STEP_CPU = "FLEETPLAN_STEP_CPU"
 API_KEYS = "FLEETPLAN_API_KEYS"  # Keys of the router's clients, which are kept from engines.
 PARENT = "FLEETPLAN_PARENT"  # The process id of the parent.

@@ -35,8 +35,7 @@ from planner.runtime.launch import WORKER_HEADER
 from planner.traffic.trace import Trace
 
 Status = Literal["finished", "rejected", "failed", "unsent"]
-# Prompts consist of the token ids 3 to 999: every vocabulary has them, and 0 to 2 often have special
-# meanings.
+# Prompts consist of token ids 3 to 999: every vocabulary has them, and 0 to 2 often mean something else.
 FIRST_TOKEN_ID, TOKEN_IDS = 3, 997
 LEAD_S = 1.0  # The time from the start of a replay to its first request, in which the first prompt is made.
 TIMEOUT_S = 600.0  # A request without a complete answer after this time has failed.

@@ -43,15 +43,13 @@ from planner.units import percentile_name
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 PERCENTILES = (0.5, 0.9, 0.99)
-# The arrays that every Simulation has with one value per request; `_per_request_columns` adds those that only
-# some have.
+# Arrays of every Simulation with a value per request; `_per_request_columns` adds those that only some have.
 PER_REQUEST = (
     *("arrival_s", "input_tokens", "output_tokens", "queue_s", "ttft_s", "tpot_s", "tbt_max_s"),
     *("e2e_s", "prefill_worker", "decode_worker", "preemptions", "status"),
 )
 SESSION_METRICS = ("session", "session-served")  # The two times of a session by `session_times_s`.
-# The simulator's numbers (simulation.STATUS) for the outcomes of a replay. Unsent requests count as rejected,
-# failed ones as unfinished.
+# Numbers of simulation.STATUS for a replay's outcomes: unsent counts as rejected, failed as unfinished.
 STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}
 # The numbers of the part and of the request in a name that `live_replay.request_name` made.
 _REQUEST_NAME = re.compile(r"p(\d+)r(\d+)")
@@ -74,8 +72,7 @@ class Tolerances:
         return {0.5: self.p50_frac, 0.9: self.p90_frac}.get(percentile_frac)
 
 
-# Engines that run on a CPU share its cores with the router and the client, which makes times less repeatable.
-# Set by hand.
+# Engines on a CPU share its cores with router and client, so times are less repeatable. Set by hand.
 CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
 
 
@@ -390,8 +387,7 @@ def _simulated_trace(
     A request arrives when it was measured to arrive. One that waits for others of the part arrives when the
     simulation has answered these; its time in the trace is only a lower limit.
     """
-    # A request's number is larger than those of its parents, the requests that it waits for. So parents come
-    # first.
+    # A request's number is larger than those of its parents (the requests it waits for), which come first.
     trace, requests, all_sent = measurement.trace, sorted(part.requests), measurement.journal.outcomes
     parents_of: dict[int, list[int]] = {}
     in_part = set(requests)

@@ -184,8 +184,7 @@ class Probing:
                     refusals.append(refusal)
                 if answer.code in NO_SUCH_PATH_CODES:
                     break  # No other dialect of this path can do better.
-        # The latest refusal comes first: it answers the plainest request, since dialect.py lists the plainest
-        # dialects last.
+        # The latest refusal comes first: it answers the plainest request (dialect.py lists it last).
         raise EndpointError(
             f"{self.endpoint.host} takes neither completions nor chat completions for {model!r}: "
             f"{self.endpoint.clean('; '.join(reversed(refusals[-2:])))}"

@@ -70,8 +70,7 @@ class Failures:
             return
         self.last_failure = answer
         failed, limit = sum(self.recent), endpoint.max_failed_frac
-        # While fewer than RECENT requests have ended, the share is still of RECENT, so that a few failures at
-        # the start do not end the run.
+        # Of RECENT even while fewer have ended, so that a few failures at the start do not end the run.
         if (limit == 0 or failed >= LEAST_FAILED) and (failed > limit * RECENT or self.in_a_row >= IN_A_ROW):
             self._raise_error()
 

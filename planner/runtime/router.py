@@ -70,12 +70,10 @@ WARM_UP_CHECK_S = 1.0
 HEALTH_CHECK_S = 2.0
 CONNECT_S = 5.0  # A worker that does not accept a connection within this time has failed.
 KEEP_ALIVE_S = 60.0  # An idle connection to a worker is kept open for this time.
-# Time allowed from the last event of a stream to the end of the stream. Waiting longer for the connection
-# would cost more than a new one.
+# From the last event of a stream to its end; waiting longer would cost more than a new connection.
 STREAM_END_S = 1.0
 WATCH_EVERY_S = 0.5  # Time between two checks of all attempts, whose limits are seconds to minutes.
-# A request for which no worker is free tries again at every change that the router sees, and after this time
-# in any case.
+# A request for which no worker is free tries again at each change, and after this time in any case.
 CHOOSE_AGAIN_S = 0.05
 # In a request to a prefill worker: compute the KV cache, and say in the answer where it can be fetched.
 REMOTE_DECODE = {
@@ -209,8 +207,7 @@ class LiveRouter:
 
     async def _keep_prompts_cached(self, _: web.Application) -> AsyncIterator[None]:
         """While the router runs, warm up workers that have come up, and keep prompts in their caches."""
-        # With four checks in the shortest `keep_alive_s` a prompt is sent a quarter of this time late at
-        # most.
+        # With four checks in the shortest `keep_alive_s` a prompt is at most a quarter of it late.
         keep_alives_s = [each.keep_alive_s for each in self.warm_prompts if each.keep_alive_s is not None]
         check_every_s = min([WARM_UP_CHECK_S, *(keep_alive_s / 4 for keep_alive_s in keep_alives_s)])
 
@@ -235,8 +232,7 @@ class LiveRouter:
                 warm_prompts = [each for each in self.warm_prompts if each.worker == w]
                 # A list, not a generator, so that every prompt is computed, also after one has failed.
                 if all([await self._compute_prompt(backend, each.prompt) for each in warm_prompts]):
-                    # `live` forgets a worker's pins when it notes a restart, so it must know of this start
-                    # first.
+                    # `live` forgets pins when it notes a restart, so it must know of this start first.
                     self._note_who_is_up(_now_s())
                     self.warmed_identities[w], self.kept_prompts[w] = identity, []
                     for each in warm_prompts:

@@ -106,8 +106,7 @@ def correct_fits(measured_steps: Iterable[Steps], fleet: Fleet) -> list[FitCorre
         early, late = _with_median_times(frame[~is_late]), _with_median_times(frame[is_late])
         worker = types[pool_steps.pool]
         uncorrected = _with_host(worker)
-        # A fit that was calibrated to steps includes the host's time (StepLatency.has_host), so that
-        # `_predicted_s` adds none to it.
+        # A fit calibrated to steps includes the host's time (StepLatency.has_host): none is added.
         by_early = replace(worker, latency=calibrate_host(uncorrected, steps=[early]).latency, form=None)
         before_frac, after_frac = (
             float(np.mean(np.abs(_predicted_s(each_worker, late) / late.y - 1)))

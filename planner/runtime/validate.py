@@ -56,8 +56,7 @@ from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 from planner.units import count_text
 
-# Requests per worker before the traffic: the first ones make the engine compile and fill its memory pools.
-# Set by hand.
+# Requests per worker before the traffic, set by hand: the first make the engine compile and fill pools.
 WARM_UPS = 4
 WARM_UP_TOKENS = 8  # Output tokens of such a request: some decodes after the prompt.
 MOST_ERROR_TEXT = 300  # Characters of an engine's answer that an error message repeats.

@@ -40,16 +40,14 @@ from planner.runtime import launch
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # The names of pools that may be part of the name of a file.
 LOG = logging.getLogger("fleetplan.workers")
 STEADY_S = 60.0  # Once a worker has been up for this time, its earlier failures do not count any more.
-# While an engine starts, its health is asked for ten times as often as later, and every
-# LONGEST_START_POLL_S at least.
+# A starting engine is asked for its health ten times as often, and every LONGEST_START_POLL_S at least.
 START_POLL_FRAC, LONGEST_START_POLL_S = 0.1, 0.25
 LAST_LINES = 3  # Lines at the end of a log that a message quotes.
 LAST_BYTES = 65_536  # The last lines are looked for in this many bytes at the end of the log.
 UP = "up after start {}"  # The event of an engine that has come up, with the number of its start.
 FIRST_START = UP.format(1)
 EVENTS = 10_000  # A fleet's workers together remember this many of their latest events.
-# On a CPU vLLM needs a KV space (VLLM_CPU_KVCACHE_SPACE) larger than its blocks by this factor; found by
-# trial.
+# vLLM on a CPU needs a KV space (VLLM_CPU_KVCACHE_SPACE) this much larger than its blocks; by trial.
 KV_MARGIN = 1.25
 CPU_BLOCK_TOKENS = 128  # vLLM's own default on a CPU; its attention there needs multiples of 32.
 

@@ -125,8 +125,7 @@ def load_exprs(
     token_work, request_work, now, growth = (
         f"sum({pool_series(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, NOW, GROWTH)
     )
-    # A rate needs two scrapes. A range of a span and one scrape interval always has two that are a span
-    # apart.
+    # A rate needs two scrapes; a span and one scrape interval always have two that are a span apart.
     range_s = max(span_s, monitoring.SCRAPE_S) + monitoring.SCRAPE_S
     expr_by_record, request_terms, work_terms = {}, [], []
     # In the expressions below, `!r` writes all digits of a number.

@@ -81,8 +81,7 @@ def fill_nodes(
                 per_node = rented.gpus // rented.worker_gpus
                 is_alone = len(on_same_kind) == 1
                 more_workers = f"{per_node} * ceil({expr} / {per_node}) - {expr}" if is_alone else "0"
-            # While the record of another pool is missing, the left side of `or` has no value: the pool then
-            # keeps its own size.
+            # While another pool's record is missing, the left side of `or` has none: the size stays.
             expr = f"clamp_max({expr} + {more_workers}, {target.scaled.most}) or {expr}"
             grown.add(target.name)
         filled_pools.append((target, expr))

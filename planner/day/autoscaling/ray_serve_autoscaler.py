@@ -38,8 +38,7 @@ def add_autoscaling(document: Document, fleet: Fleet, autoscaler: Autoscaler) ->
         document["applications"], engine_command.pool_services(fleet, "ray-serve").values(), strict=True
     ):
         args = application["args"]
-        # The application of a prefill and a decode pool has a config for each; that of a mixed pool has a
-        # list with one config.
+        # The application of a pair has a config for each pool, that of a mixed pool a list with one.
         config = args["decode_config"] if prefill is not None else args["llm_configs"][0]
         _replace_count(config, autoscaler.of_role(pool.role).settings, scaled[pool.name])
         if prefill is not None:

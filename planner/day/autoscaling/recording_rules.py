@@ -90,8 +90,7 @@ def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app:
     """A PrometheusRule (monitoring.coreos.com/v1), in which each rule may read the records before it."""
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
     arrivals, bucket = llm_series(ARRIVALS, app), llm_series(BUCKET, app)
-    # Means over the last LAST_BUCKETS buckets, now and a season ago. They have no value before there are
-    # records.
+    # Means over the last LAST_BUCKETS buckets, now and a season ago; without records they have no value.
     now, season_ago = (
         f"sum(avg_over_time({arrivals}[{LAST_BUCKETS * bucket_s}s]{offset}))"
         for offset in ("", f" offset {season_s}s")
@@ -292,8 +291,7 @@ def _workers_by_table(table: CapacityTable, rate: str, number: int) -> str:
         if after != before
     ]
     if last := own[-1]:
-        # Above the last rate workers grow in proportion to the rate; `beyond` is the surplus over the last
-        # size.
+        # Above the last rate workers grow in proportion to it; `beyond` is the surplus over the last size.
         beyond = f"(ceil({rate} * {last / rates_rps[-1]!r} - {ROUNDING}) - {last})"
         steps.append(f"({rate} > bool {rates_rps[-1]!r}) * {beyond}")
     return " + ".join(steps)

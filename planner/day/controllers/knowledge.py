@@ -135,8 +135,7 @@ class LoadRule:
         return 1 + bisect.bisect_left(self.edges, load)
 
 
-# The load of a window is this quantile over its spans: a maximum is left to chance, a mean hides bursts. Set
-# by hand.
+# The load of a window is this quantile over its spans, set by hand: maxima are chance, means hide bursts.
 PEAK_FRAC = 0.95
 
 

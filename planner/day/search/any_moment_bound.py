@@ -141,8 +141,7 @@ def any_moment_bound(
     )
     terms = replace(runs.terms, pools=quickest)
     if any(each.warm for each in runs.given_pools):
-        # Billing by units assumes that the worker that started last is given up first; a warm start breaks
-        # it.
+        # Billing by units assumes that the worker that started last goes first; a warm start breaks it.
         terms = replace(terms, unit_s=0.0)
     slices, least_paid = _Slices(runs), runs.least_paid()
     edges_s = runs.terms.edges_s

@@ -80,8 +80,7 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
     # Decode steps without the time to read KV tokens, which is in `decode_s_per_token`.
     alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
     sequence_s = (together_s - alone_s) / max(sequences - 1, 1)
-    # A line's value at 0 tokens or sequences is its value at 1 less the slope. For the host a prompt alone is
-    # one sequence.
+    # A line's value at 0 is its value at 1 less the slope. For the host a prompt alone is one sequence.
     return EngineProfile(
         prefill_s=first_s - token_s + host_step_s + host_sequence_s,
         prefill_s_per_token=token_s,

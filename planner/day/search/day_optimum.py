@@ -63,8 +63,7 @@ FILL_DRAINS_S = (30.0, 120.0)
 # The bound and the best bill count as equal if they differ by less than this share: twice the share by which
 # the master's solver may violate constraints (`pool_sizes.TOLERANCE`).
 SAME_FRAC = 2e-6
-# Two simulated bills, and two costs by `pool_sizes.cost_usd`, differ by at most these shares through
-# rounding.
+# Rounding makes two simulated bills, and two costs by `pool_sizes.cost_usd`, differ by at most this.
 BILL_ROUNDING_FRAC, COST_ROUNDING_FRAC = 1e-12, 1e-9
 # The time limit for one solution of the master on the wall clock: at least and at most.
 LEAST_SOLVE_S, LONGEST_SOLVE_S = 1.0, 120.0
@@ -356,8 +355,7 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
     # Pools of other LLMs do not serve this window, so they have their most workers and are in no cut.
     raised = terms.most
     raised[:, runs.pools_of(window)] = workers[:, runs.pools_of(window)]
-    # If the window fails in the whole day but from none of these starts, any step up to its end may be the
-    # cause.
+    # If the window fails only in the whole day, any step up to its end may be the cause.
     if first is None:
         return _cut_of(terms, raised, range(later.stop))
     raised[later.stop :] = terms.most[later.stop :]
@@ -396,8 +394,7 @@ def _add_cuts(search: _DaySearch, workers: Ints, day: DayRun) -> list[tuple[int,
     ]
     cuts = [(window, cut) for window, cut in cuts if cut]
     search.cuts += [cut for _, cut in cuts]
-    # A day may fail without a missed window, if its backlog grows or a request is never served. Then the
-    # sequence itself is excluded.
+    # A day may fail without a missed window (backlog, request never served): the sequence is excluded.
     if not cuts:
         search.excluded.append(workers)
     return cuts

@@ -71,8 +71,7 @@ def quantity_schema(unit: str, *, positive: bool = True) -> Schema:
     """A text such as "200 ms", or a bare number where the unit may be left out; 0 never needs a unit."""
     names = "|".join(re.escape(name) for name in sorted(unit_names(unit), key=len, reverse=True))
     optional = "" if needs_unit(unit) else "?"
-    # A look-ahead for a digit other than 0 before the exponent or unit, which begin with a letter, "/" or
-    # "$".
+    # A look-ahead for a digit but 0 before the exponent or unit (which begins with a letter, "/" or "$").
     above_zero = "(?=[^a-zA-Z/$]*[1-9])" if positive else ""
     written: Schema = {
         "type": "string",
