@@ -16,7 +16,6 @@ its day keeps every window and costs less than what the search found, that day b
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -905,40 +904,29 @@ def check_step(question: DayQuestion) -> None:
 
 def warnings_of(question: DayQuestion, train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
     """Everything that a reader of the answer should be warned of, in sentences. `rows` are the days."""
-    of_traffic = _short_day_warnings(question.trace, question.until_s), _untrained_warnings(train, rows)
-    return (*question.warnings, *itertools.chain(*of_traffic), *_time_limit_warnings())
-
-
-def _short_day_warnings(trace: Trace, until_s: float = 0.0) -> tuple[str, ...]:
-    """A warning if the traffic, of several LLMs until `until_s`, is much shorter than a day."""
-    lasts_s = until_s or trace.duration_s
-    if lasts_s >= SHORT_DAY_S:
-        return ()
-    remedy, drawn = "give or draw traffic of a whole day", trace.drawn_from
-    if isinstance(drawn, Description) and drawn.duration_s < (curve_s := drawn.every_s * len(drawn.rate_rps)):
-        remedy = f"it is the busiest part of {show_s(curve_s)}: traffic: duration: 24 h draws a whole day"
-    return (
-        f"the traffic lasts {show_s(lasts_s)}, not a day: costs are of that time alone, and say "
-        f"nothing of other hours; {remedy}",
-    )
-
-
-def _time_limit_warnings() -> tuple[str, ...]:
-    """A warning if the time limit ended a search whose work is counted (work_clock.py)."""
-    if not is_time_limit_reached():
-        return ()
-    return (
-        "the time limit ended a search before its counted work was done, so another run may answer "
-        "otherwise; raise --time-limit",
-    )
-
-
-def _untrained_warnings(train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
-    """A warning if the traffic that judges a controller was also used to set it up."""
+    warnings, trace = list(question.warnings), question.trace
+    lasts_s = question.until_s or trace.duration_s
+    if lasts_s < SHORT_DAY_S:
+        remedy, drawn = "give or draw traffic of a whole day", trace.drawn_from
+        if isinstance(drawn, Description):
+            curve_s = drawn.every_s * len(drawn.rate_rps)
+            if drawn.duration_s < curve_s:
+                remedy = (
+                    f"it is the busiest part of {show_s(curve_s)}: traffic: duration: 24 h draws a whole day"
+                )
+        warnings.append(
+            f"the traffic lasts {show_s(lasts_s)}, not a day: costs are of that time alone, and say "
+            f"nothing of other hours; {remedy}"
+        )
     learns = any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows)
-    if train is not None or not learns:
-        return ()
-    return (
-        "nothing trains: cron's timetable and the table of capacity were made of the traffic that "
-        "judges them; train on a part of it to see what they do on traffic that they have not seen",
-    )
+    if train is None and learns:  # The traffic that judges a controller was also used to set it up.
+        warnings.append(
+            "nothing trains: cron's timetable and the table of capacity were made of the traffic that "
+            "judges them; train on a part of it to see what they do on traffic that they have not seen"
+        )
+    if is_time_limit_reached():
+        warnings.append(
+            "the time limit ended a search before its counted work was done, so another run may answer "
+            "otherwise; raise --time-limit"
+        )
+    return tuple(warnings)

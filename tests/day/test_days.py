@@ -8,7 +8,8 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from planner.day import day_page, day_study
 from planner.day.day_api import DayResult, elastic_pools, progress_of_fleet
 from planner.day.day_fleets import ON_PAPER, cheapest_fleet
 from planner.day.day_settings import parse_day
-from planner.day.day_study import DayAnswer
+from planner.day.day_study import DayAnswer, DayQuestion
 from planner.documents.fleet_file import fleet_of
 from planner.documents.startup_times import read_startup
 from planner.documents.task import parse_task
@@ -89,7 +90,8 @@ def test_a_day_of_a_described_week_says_how_to_draw_it() -> None:
         Lognormal(200, 1.0),
         every_s=3600.0,
     )
-    (warning,) = day_study._short_day_warnings(draw_requests(week, seed=0))
+    question = SimpleNamespace(warnings=(), trace=draw_requests(week, seed=0), until_s=0.0)
+    (warning,) = day_study.warnings_of(cast(DayQuestion, question), None, ())
     assert "it is the busiest part of 168.0 h: traffic: duration: 24 h draws a whole day" in warning
 
 

@@ -26,15 +26,7 @@ from typing import Literal
 
 from planner.day.controllers.knowledge import Knowledge, least_whole
 from planner.day.controllers.scaler_metrics import METRICS, read_metric
-from planner.day.controllers.settings import (
-    NAME,
-    NUMBER,
-    SECONDS,
-    SHARE,
-    WHOLE,
-    ControllerSettings,
-    settings_field,
-)
+from planner.day.controllers.settings import ControllerSettings, settings_field
 from planner.files import document_values
 from planner.simulator.elastic import ElasticPool, MetricsReading
 
@@ -50,40 +42,34 @@ def read_target(value: object, where: str) -> float:
 class ScalingRules(ControllerSettings):
     """`behavior` of an HPA, with autoscaling/v2's defaults; how often it decides; how old its metrics are."""
 
-    tolerance_frac: float = settings_field(
-        0.1, SHARE, "no change while usage is this near the target", most=1.0
-    )
+    tolerance_frac: float = settings_field(0.1, "no change while usage is this near the target", most=1.0)
     up_window_s: float = settings_field(
-        0.0, SECONDS, "it grows to the smallest size wanted within this time", most=3600.0
+        0.0, "it grows to the smallest size wanted within this time", most=3600.0
     )
-    up_pods: int = settings_field(4, WHOLE, "most pods that are added per period; 0: no such limit")
-    up_percent: float = settings_field(
-        100.0, NUMBER, "most percent that are added per period; 0: no such limit"
-    )
-    up_period_s: float = settings_field(
-        15.0, SECONDS, "period of up_pods and up_percent", least=1.0, most=1800.0
-    )
+    up_pods: int = settings_field(4, "most pods that are added per period; 0: no such limit")
+    up_percent: float = settings_field(100.0, "most percent that are added per period; 0: no such limit")
+    up_period_s: float = settings_field(15.0, "period of up_pods and up_percent", least=1.0, most=1800.0)
     down_window_s: float = settings_field(
-        300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=3600.0
+        300.0, "it shrinks to the largest size wanted within this time", most=3600.0
     )
-    down_pods: int = settings_field(0, WHOLE, "most pods that are taken away per period; 0: no such limit")
+    down_pods: int = settings_field(0, "most pods that are taken away per period; 0: no such limit")
     down_percent: float = settings_field(
-        100.0, NUMBER, "most percent that are taken away per period; 0: no such limit"
+        100.0, "most percent that are taken away per period; 0: no such limit"
     )
     down_period_s: float = settings_field(
-        15.0, SECONDS, "period of down_pods and down_percent", least=1.0, most=1800.0
+        15.0, "period of down_pods and down_percent", least=1.0, most=1800.0
     )
-    every_s: float = settings_field(15.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
-    lag_s: float = settings_field(15.0, SECONDS, "age of the metrics: scraping and the adapter", most=600.0)
+    every_s: float = settings_field(15.0, "time between decisions", least=1.0, most=3600.0)
+    lag_s: float = settings_field(15.0, "age of the metrics: scraping and the adapter", most=600.0)
 
 
 @dataclass(frozen=True, slots=True)
 class HpaSettings(ScalingRules):
     """The settings of an HPA: the metric that it follows, the metric's target, and its ScalingRules."""
 
-    metric: str = settings_field("queue", NAME, "what it follows", choices=tuple(METRICS), parse=read_metric)
+    metric: str = settings_field("queue", "what it follows", choices=tuple(METRICS), parse=read_metric)
     target: float | None = settings_field(
-        None, NUMBER, "target of the metric per worker; none: its usual one", least=1e-3, parse=read_target
+        None, "target of the metric per worker; none: its usual one", least=1e-3, parse=read_target
     )
 
     def check(self) -> None:

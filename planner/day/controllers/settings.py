@@ -1,11 +1,10 @@
 """The parameters of controllers: each is a field of a dataclass, with its unit, default and range.
 
     class HpaSettings(ControllerSettings):
-        tolerance_frac: float = settings_field(
-            0.1, SHARE, "no change within this share of the target", most=1.0
-        )
+        tolerance_frac: float = settings_field(0.1, "no change within this share of the target", most=1.0)
 
-A document leaves out the unit at the end of a field's name: `tolerance_frac=0.1` is `tolerance: 10 %`.
+The unit follows from the end of a field's name, which a document leaves out (`tolerance_frac=0.1` is
+`tolerance: 10 %`), or else from the type of its default.
 """
 
 from __future__ import annotations
@@ -105,7 +104,6 @@ class Parameter:
 
 def settings_field(
     default: Any,
-    unit: str,
     words: str,
     *,
     least: float = 0.0,
@@ -117,15 +115,18 @@ def settings_field(
 
     `parse` takes a document's value, and its place for error messages.
     """
-    metadata = {
-        "unit": unit,
-        "words": words,
-        "least": least,
-        "most": most,
-        "choices": choices,
-        "parse": parse,
-    }
+    metadata = {"words": words, "least": least, "most": most, "choices": choices, "parse": parse}
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def _unit_of(field: dataclasses.Field[Any]) -> str:
+    """The unit of a parameter: by the name of its field, or else by the type of its default."""
+    if field.name.endswith("_frac"):
+        return SHARE
+    if field.name.endswith("_s") and not field.name.endswith("_per_s"):
+        return SECONDS
+    units = {bool: FLAG, int: WHOLE, str: NAME, tuple: LIST}
+    return units.get(type(field.default), NUMBER)
 
 
 def parameters_of(settings: type[ControllerSettings]) -> tuple[Parameter, ...]:
@@ -134,7 +135,9 @@ def parameters_of(settings: type[ControllerSettings]) -> tuple[Parameter, ...]:
     for field in dataclasses.fields(settings):
         ending = next((ending for ending in _ENDINGS if field.name.endswith(ending)), "")
         name = field.name.removesuffix(ending)
-        parameters.append(Parameter(name, field.name, default=field.default, **field.metadata))
+        parameters.append(
+            Parameter(name, field.name, _unit_of(field), default=field.default, **field.metadata)
+        )
     return tuple(parameters)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.day.controllers.knowledge import Knowledge
-from planner.day.controllers.settings import LIST, SECONDS, ControllerSettings, settings_field
+from planner.day.controllers.settings import ControllerSettings, settings_field
 from planner.day.controllers.windows import read_workers
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
@@ -15,9 +15,9 @@ class StaticSettings(ControllerSettings):
     """The sizes that never change; without any, those at the beginning stay."""
 
     workers: tuple[int, ...] = settings_field(
-        (), LIST, "workers of all pools alike, or of each; none: those at the beginning", parse=read_workers
+        (), "workers of all pools alike, or of each; none: those at the beginning", parse=read_workers
     )
-    every_s: float = settings_field(3600.0, SECONDS, "time between looks", least=1.0)
+    every_s: float = settings_field(3600.0, "time between looks", least=1.0)
 
 
 class Static:
