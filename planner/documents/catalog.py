@@ -693,18 +693,13 @@ def _parse_llm(name: str, row: Section, document: Document) -> Llm:
     }
     if "groups" in row:
         return _llm_of_groups(name, row, beside_layers)
-    shape = {key: row.whole_number(key) for key in LLM_COUNTS}
+    shape: dict[str, Any] = {key: row.whole_number(key) for key in LLM_COUNTS}
     # A row states the number format of its weights, the bytes of one weight, or neither (then bf16).
     weights = row.one_of("weights", WEIGHTS) if "weights" in row else None
     dtype_bytes = row.number("dtype_bytes", WEIGHT_BYTES[weights or "bf16"])
     return Llm(
         name=name,
-        layers=shape["layers"],
-        hidden=shape["hidden"],
-        heads=shape["heads"],
-        kv_heads=shape["kv_heads"],
-        ffn=shape["ffn"],
-        vocab=shape["vocab"],
+        **shape,
         context_tokens=row.whole_number("context"),
         head_dim=row.whole_number("head_dim", shape["hidden"] // shape["heads"]),
         dtype_bytes=dtype_bytes,

@@ -168,23 +168,16 @@ def read_fit(
 def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
     """The fit in `row`. `basis` stands in for a missing basis; without it InputError is raised."""
     knots_tokens, f_s = row.numbers("knots_tokens"), row.numbers("f_s")
-    a_s, b_s, d_s, e_s, h_s = (row.number(key) for key in NUMBERS)
-    mape_frac, max_context_tokens, uncertainty_frac = (row.number(key, None) for key in OPTIONAL)
+    numbers: dict[str, Any] = {key: row.number(key) for key in NUMBERS}
+    numbers |= {key: row.number(key, None) for key in OPTIONAL}
     stated_basis = row.plain_text("basis") if basis is None else row.plain_text("basis", basis)
     with errors_as(InputError, row.where):
         kind = cast(Kind, row.one_of("kind", get_args(Kind), _kind_of(stated_basis)))
         return StepLatency(
             knots_tokens=knots_tokens,
             f_s=f_s,
-            a_s=a_s,
-            b_s=b_s,
-            d_s=d_s,
-            e_s=e_s,
-            h_s=h_s,
+            **numbers,
             basis=stated_basis,
-            mape_frac=mape_frac,
-            max_context_tokens=max_context_tokens,
-            uncertainty_frac=uncertainty_frac,
             kind=kind,
             spread=parse_spread(row.subsection("spread", SPREAD_KEYS)) if "spread" in row else None,
             m_s=row.number(MIXED, 0.0),

@@ -122,7 +122,7 @@ FIT_WORDING = replace(WORDING, missing="")  # A missing key of a fit is checked 
 
 
 @dataclass(frozen=True, slots=True)
-class _Common:
+class _SharedSettings:
     """What reading a row of `workers` needs: settings that all pools share, and defaults for the rows.
 
     `budget_tokens` is max_num_batched_tokens of the policies, None if they lack it. With `budget_is_given`
@@ -193,7 +193,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
     speculative = speculative_of_engine(document.get("engine"))
     choices = parse_speculative(speculative, llm, catalog, f"{file.path_of('engine')}: speculative")
     check_scheduling(document.get("engine"), choices, file.path_of("engine"))
-    common = _Common(
+    shared = _SharedSettings(
         llm=llm,
         catalog=catalog,
         folder=path.parent,
@@ -216,7 +216,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
             WORKER_KEYS,
             wording=WORDING,
         )
-        pool = _parse_pool(row, number, common)
+        pool = _parse_pool(row, number, shared)
         if any(pool.name == other.name for other in pools):
             raise row.error("name", f"{pool.name!r} is given twice; give each pool its own name")
         pools.append(pool)
@@ -224,7 +224,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
     if workers > MAX_WORKERS:
         raise file.error("workers", f"{workers} in all, must be at most {MAX_WORKERS}")
     with errors_as(InputError, file.path_of("workers")):
-        fleet = Fleet(llm, tuple(pools), policies, common.network)
+        fleet = Fleet(llm, tuple(pools), policies, shared.network)
     return replace(fleet, disturbances=_parse_events(file, pools), pinned=_parse_pinned(file, fleet))
 
 
@@ -369,13 +369,13 @@ def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:
         return catalog.served_llm(catalog.name_in_folder(name, path.parent))
 
 
-def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
-    """The pool in the row of `workers` with this `number`. What the row does not state comes from `common`
+def _parse_pool(row: Section, number: int, shared: _SharedSettings) -> Pool:
+    """The pool in the row of `workers` with this `number`. What the row does not state comes from `shared`
     and the catalog; KV tokens and step times are then computed.
     """
-    llm, lora, engine = common.llm, common.lora, common.engine
-    default_tokens = _default_budget_tokens(row, common)
-    speculation = _parse_speculation(row, common)
+    llm, lora, engine = shared.llm, shared.lora, shared.engine
+    default_tokens = _default_budget_tokens(row, shared)
+    speculation = _parse_speculation(row, shared)
     name = row.text("name", f"{row.get('role', 'mixed')}-{number}")
     if "name" in row:
         row = replace(row, where=f"{row.where} ({name})")
@@ -383,7 +383,7 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
     if not isinstance(row.get("gpu"), str):
         raise row.refused("gpu", "expected a name of catalogs/gpus.yaml", row.get("gpu"))
     with errors_as(InputError, row.path_of("gpu")):
-        gpu = common.paid.paid_gpu(common.catalog.gpu(row.get("gpu")))
+        gpu = shared.paid.paid_gpu(shared.catalog.gpu(row.get("gpu")))
     tp = _parse_tp(row, llm, gpu)
     tokens = row.whole_number("max_num_batched_tokens", default_tokens, most=MOST_STEP_TOKENS)
     # By default as many sequences as a step has tokens for, each with all its drafted tokens.
@@ -396,22 +396,22 @@ def _parse_pool(row: Section, number: int, common: _Common) -> Pool:
     dp = _parse_dp(row, llm, gpu, tp)
     if dp > 1 and lora is not None:
         raise row.error("dp", "ranks are not simulated with lora; drop one of the two")
-    ep = _parse_ep(row, gpu, (tp, dp), common)
+    ep = _parse_ep(row, gpu, (tp, dp), shared)
     # The memory of a drafter counts only where KV tokens are computed.
-    drafter = find_drafter(speculation, llm, common.catalog) if "kv_tokens" not in row else Drafter()
+    drafter = find_drafter(speculation, llm, shared.catalog) if "kv_tokens" not in row else Drafter()
     sampled_rows = max_num_seqs if speculation is None else SAMPLED_ROWS * max_num_seqs
     slots = None if lora is None else lora_slots(lora, llm, gpu, tp, ep=ep)
-    kv_tokens = _parse_kv_tokens(row, gpu, (tp, pp, dp), tokens, sampled_rows, drafter, slots, common)
+    kv_tokens = _parse_kv_tokens(row, gpu, (tp, pp, dp), tokens, sampled_rows, drafter, slots, shared)
     exchange = Exchange(
-        all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), common.network.bandwidth_bytes_per_s
+        all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), shared.network.bandwidth_bytes_per_s
     )
     with errors_as(InputError, row.path_of("latency")):
-        latency, form = _step_times(row.get("latency"), gpu, (tp, ep, dp, exchange.all2all), exchange, common)
+        latency, form = _step_times(row.get("latency"), gpu, (tp, ep, dp, exchange.all2all), exchange, shared)
         if "latency" not in row:  # A fit that the row names is taken to be of this version and these stages.
             captured = captured_tokens(max_num_seqs, tokens_per_seq)
             latency = add_pipeline(correct_for_version(latency, llm, gpu, engine, captured), llm, gpu, tp, pp)
         if "latency" not in row or not (latency.has_host or form):  # Measured steps have the host's time.
-            latency = replace(latency, h_s=latency.h_s + common.host_overhead_s)
+            latency = replace(latency, h_s=latency.h_s + shared.host_overhead_s)
     count = row.whole_number("count", 1, most=LARGEST_SETTING)
     if form is not None:
         _check_shortest_step(row, form, tokens, max_num_seqs, kv_tokens)
@@ -445,39 +445,39 @@ def _check_shortest_step(row: Section, form: fits.Form, tokens: int, decodes: in
         )
 
 
-def _parse_speculation(row: Section, common: _Common) -> Speculation | None:
+def _parse_speculation(row: Section, shared: _SharedSettings) -> Speculation | None:
     """How a pool drafts tokens (speculative decoding): as its row says, else as all pools do."""
     if "speculative" not in row:
-        return common.speculation
+        return shared.speculation
     where = row.path_of("speculative")
-    return only_choice(parse_speculative(row.get("speculative"), common.llm, common.catalog, where), where)
+    return only_choice(parse_speculative(row.get("speculative"), shared.llm, shared.catalog, where), where)
 
 
-def _default_budget_tokens(row: Section, common: _Common) -> int:
+def _default_budget_tokens(row: Section, shared: _SharedSettings) -> int:
     """The max_num_batched_tokens of a row that names none: that of the policies; else, for prefill workers of
     DistServe, the tokens that just saturate a step; else the default.
     """
-    if common.budget_is_given and "max_num_batched_tokens" in row:
+    if shared.budget_is_given and "max_num_batched_tokens" in row:
         raise row.error(
             "max_num_batched_tokens",
             "this worker states its own "
             f"({row.get('max_num_batched_tokens')}), so the policy would change nothing; drop one of the two",
         )
-    budget_tokens = common.budget_tokens
-    if budget_tokens is None and common.policies.batching == "distserve" and row.get("role") == "prefill":
-        budget_tokens = _saturating_tokens(row, common)
+    budget_tokens = shared.budget_tokens
+    if budget_tokens is None and shared.policies.batching == "distserve" and row.get("role") == "prefill":
+        budget_tokens = _saturating_tokens(row, shared)
     return budget_tokens or MAX_NUM_BATCHED_TOKENS
 
 
-def _saturating_tokens(row: Section, common: _Common) -> int | None:
+def _saturating_tokens(row: Section, shared: _SharedSettings) -> int | None:
     """DistServe's L_m, the prompt tokens from which on a step of this pool gets no more efficient; None if
     the row has an error, which `_parse_pool` then reports.
     """
     try:
-        gpu = common.catalog.gpu(str(row.get("gpu")))
-        tp, ep, dp = _parse_tp(row, common.llm, gpu), False, 1  # DistServe has neither experts nor ranks.
+        gpu = shared.catalog.gpu(str(row.get("gpu")))
+        tp, ep, dp = _parse_tp(row, shared.llm, gpu), False, 1  # DistServe has neither experts nor ranks.
         split: fits.Split = (tp, ep, dp, "")
-        return saturating_tokens(*_step_times(row.get("latency"), gpu, split, DEFAULT_EXCHANGE, common))
+        return saturating_tokens(*_step_times(row.get("latency"), gpu, split, DEFAULT_EXCHANGE, shared))
     except InputError:
         return None
 
@@ -495,9 +495,9 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
     return dp
 
 
-def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common) -> bool:
+def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], shared: _SharedSettings) -> bool:
     """Whether every GPU has whole experts; by default as in the fits. `degrees` are TP and ranks."""
-    llm, (tp, dp) = common.llm, degrees
+    llm, (tp, dp) = shared.llm, degrees
     if dp > 1:
         if not row.flag("ep", True):
             raise row.error(
@@ -506,7 +506,7 @@ def _parse_ep(row: Section, gpu: Gpu, degrees: tuple[int, int], common: _Common)
             )
         return True
     # A row with step times of its own is taken to mean sliced experts, unless it says `ep: true`.
-    default_ep = "latency" not in row and common.catalog.expert_splits(llm, gpu, tp)[0]
+    default_ep = "latency" not in row and shared.catalog.expert_splits(llm, gpu, tp)[0]
     ep = row.flag("ep", default_ep)
     if ep and not (llm.is_mixture and tp > 1):
         obstacle = f"tp {tp}" if llm.is_mixture else f"no experts in {llm.name}"
@@ -536,13 +536,13 @@ def _parse_kv_tokens(
     sampled_rows: int,
     drafter: Drafter,
     slots: LoraSlots | None,
-    common: _Common,
+    shared: _SharedSettings,
 ) -> int:
     """KV tokens of the worker, or of each of its data-parallel ranks, in whole blocks: as the row states, or
     computed by planner/models/memory.py. `degrees` are TP, PP and ranks; the largest step has `tokens` tokens
     and samples up to `sampled_rows`.
     """
-    llm, (tp, pp, dp) = common.llm, degrees
+    llm, (tp, pp, dp) = shared.llm, degrees
     kv_tokens = row.whole_number("kv_tokens", None, most=LARGEST_SETTING)
     if kv_tokens is not None:
         if kv_tokens < KV_BLOCK_TOKENS:
@@ -556,7 +556,7 @@ def _parse_kv_tokens(
         max_num_batched_tokens=tokens,
         max_num_seqs=sampled_rows,
         dp=dp,
-        settings=MemorySettings.of_engine(common.engine),
+        settings=MemorySettings.of_engine(shared.engine),
     )
     use = drafter.add_to_memory(use, llm, tp)
     use = use if slots is None else slots.add_to_memory(use)
@@ -571,15 +571,15 @@ def _parse_kv_tokens(
 
 
 def _step_times(
-    value: object, gpu: Gpu, split: fits.Split, exchange: Exchange, common: _Common
+    value: object, gpu: Gpu, split: fits.Split, exchange: Exchange, shared: _SharedSettings
 ) -> tuple[StepLatency, fits.Form | None]:
     """The step times of a worker, and the form that the simulator uses in place of them, if there is one.
     `value` is the key `latency`: None for the catalog's step times, a file beside the fleet, or the mapping
     that a plan writes.
     """
-    llm, catalog = common.llm, common.catalog
+    llm, catalog = shared.llm, shared.catalog
     tp, ep, dp, all2all = split
-    engine = "vllm" if common.engine is None else common.engine.name
+    engine = "vllm" if shared.engine is None else shared.engine.name
     step_latency = partial(catalog.step_latency, llm, gpu, tp, ep=ep, dp=dp, exchange=exchange, engine=engine)
     if value is None:
         return step_latency(), None
@@ -592,7 +592,7 @@ def _step_times(
         return catalog.with_spread(latency, llm, gpu, engine), fits.parse_simulated(fit)
     if not isinstance(value, str):
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
-    path = common.folder / value
+    path = shared.folder / value
     try:
         file, fit = fits.read_fit(path, tp, FIT_WORDING, ep=ep, dp=dp, all2all=all2all)
     except (OSError, ValueError):  # No file can have such a name.

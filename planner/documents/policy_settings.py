@@ -14,33 +14,18 @@ from planner.units import show_exactly
 MOST_STEP_TOKENS = 2**20  # The simulator has a table of step times up to this many tokens.
 LARGEST_SETTING = 10**9  # A larger count of anything else (tokens, GPUs, workers) is a typing error.
 # Keys of the section -> fields of `Policies`, in one table for each kind of value.
-POLICY_SECONDS = {
-    "longest_wait": "queue_window_s",
-    "heartbeat": "heartbeat_s",
-    "flip_after": "flip_after_s",
-    "flip_restart": "flip_restart_s",
-    "repurpose_after": "repurpose_after_s",
-    "ttft": "ttft_s",
-    "tbt": "tbt_s",
-    "eviction_notice": "eviction_notice_s",
-    "share_window": "share_window_s",
-    "load_period": "load_period_s",
-}
-POLICY_COUNTS = {
-    "queue_batch": "queue_batch",
-    "reserve_tokens": "reserve_tokens",
-    "patience": "patience_steps",
-    "prediction_buckets": "prediction_buckets",
-    "decode_batch_tokens": "decode_batch_tokens",
-    "decode_batch": "decode_batch",
-    "heavy_tokens": "heavy_tokens",
-    "long_prefill_token_threshold": "long_prefill_token_threshold",
-    "seed": "seed",
-    "quantum_tokens": "quantum_tokens",
-    "worker_quantum_tokens": "worker_quantum_tokens",
-    "priority_groups": "priority_groups",
-    "balance_requests": "balance_requests",
-}
+_TIMES = (
+    *("heartbeat", "flip_after", "flip_restart", "repurpose_after", "ttft", "tbt", "eviction_notice"),
+    *("share_window", "load_period"),
+)
+POLICY_SECONDS = {"longest_wait": "queue_window_s", **{key: f"{key}_s" for key in _TIMES}}
+_COUNTS = (
+    *("prediction_buckets", "decode_batch_tokens", "decode_batch", "heavy_tokens"),
+    *("long_prefill_token_threshold", "seed", "quantum_tokens", "worker_quantum_tokens"),
+    *("priority_groups", "balance_requests"),
+)
+POLICY_COUNTS = {key: key for key in ("queue_batch", "reserve_tokens")} | {"patience": "patience_steps"}
+POLICY_COUNTS |= {key: key for key in _COUNTS}
 POLICY_SHARES = {
     "prediction_accuracy": "prediction_accuracy_frac",
     "predictor_slowdown": "predictor_slowdown_frac",
@@ -50,12 +35,7 @@ POLICY_SHARES = {
     "explore_decode": "explore_decode_frac",
     "cache_threshold": "cache_threshold_frac",
 }
-POLICY_NUMBERS = {
-    "extend_weight": "extend_weight",
-    "output_weight": "output_weight",
-    "balance_ratio": "balance_ratio",
-    "replicate_ratio": "replicate_ratio",
-}
+POLICY_NUMBERS = {key: key for key in ("extend_weight", "output_weight", "balance_ratio", "replicate_ratio")}
 POLICY_KEYS = (
     *BY_FIELD,
     *POLICY_SECONDS,

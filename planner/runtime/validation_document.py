@@ -8,6 +8,7 @@ into the sentences and the rows of errors that report.html and the screen show.
 
 import math
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -66,11 +67,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
             "predicted_frac": comparison.predicted.requests.token_hit_frac,
             "measured_frac": comparison.measured.requests.token_hit_frac,
         },
-        "tolerances": {
-            "p50_frac": comparison.tolerances.p50_frac,
-            "p90_frac": comparison.tolerances.p90_frac,
-            "attainment_frac": comparison.tolerances.attainment_frac,
-        },
+        "tolerances": asdict(comparison.tolerances),
         "errors": _errors_of(comparison),
         "errors_undisturbed": _errors_of(validation.undisturbed),
         "errors_corrected": _errors_of(validation.after),
