@@ -268,10 +268,6 @@ TABLE: tuple[ControllerRow, ...] = (
 CONTROLLERS: Mapping[str, ControllerRow] = MappingProxyType({row.name: row for row in TABLE})
 
 
-def _field_values(settings: ControllerSettings) -> Iterator[tuple[str, object]]:
-    return ((each.name, getattr(settings, each.name)) for each in dataclasses.fields(settings))
-
-
 @dataclass(frozen=True, slots=True)
 class ChosenController:
     """A controller with its settings; `by_role` has settings for prefill or decode workers alone, if any."""
@@ -293,11 +289,6 @@ class ChosenController:
                 for pool, role in enumerate(knowledge.roles)
             ]
             return PerPool(scalers, knowledge, every_s=settings.every_s, lag_s=settings.lag_s)
-
-    def values(self) -> dict[str, object]:
-        """Every setting in the library's units, by its field; a role's own in a mapping under its name."""
-        by_role = {str(role): dict(_field_values(settings)) for role, settings in self.by_role.items()}
-        return {**dict(_field_values(self.settings)), **by_role}
 
     def parameters(self) -> dict[str, object]:
         """The parameters that differ from their defaults: name to value, as a document has it."""
