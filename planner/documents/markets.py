@@ -28,9 +28,16 @@ import pandas as pd
 
 from planner.documents.slo import parse_slo
 from planner.errors import InputError
-from planner.files import document_values
 from planner.files.checked_files import read_yaml
-from planner.files.document_values import errors_as
+from planner.files.document_values import (
+    Section,
+    Wording,
+    check_mapping,
+    check_rows,
+    errors_as,
+    read_share,
+    refuse_unknown,
+)
 from planner.files.text_tables import read_csv, read_number_column
 from planner.solvers.reserved_schedule import Demand, GpuOffer, LlmWorkerType, Market
 from planner.traffic.trace import Trace
@@ -50,7 +57,7 @@ FULL_FRAC = 0.95  # A part longer than this share of a window needs no note.
 MOST_INTERRUPTIONS_PER_H = 1e4
 MOST_STOCK = 10**7
 MOST_GPUS = 10**5  # GPUs of one worker.
-WORDING = document_values.Wording(least="expected at least {:g}")  # For errors about small numbers.
+WORDING = Wording(least="expected at least {:g}")  # For errors about small numbers.
 
 
 def read_market(path: Path) -> Market:
@@ -112,29 +119,27 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
 
 def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
     """Read a market from a mapping; see `read_market`. Files that it names lie in `folder`."""
-    schedule = document_values.Section.from_document(
+    schedule = Section.from_document(
         document, "schedule", ("gpus", "capacity", "spot", "limits", "slo"), wording=WORDING
     )
     gpus = schedule.get("gpus")
     if not isinstance(gpus, dict) or not gpus:
         raise InputError("gpus: expected at least one GPU with its prices")
-    capacity_rows = document_values.check_rows(
+    capacity_rows = check_rows(
         schedule.get("capacity"), "capacity", "worker types with the rate of each", least=1
     )
-    limits = document_values.Section.from_document(
-        schedule.get("limits"), "limits", ("power", "cost"), wording=WORDING
-    )
+    limits = Section.from_document(schedule.get("limits"), "limits", ("power", "cost"), wording=WORDING)
     offers = tuple(_parse_offer(str(name), row) for name, row in gpus.items())
     priced_gpus = {offer.gpu for offer in offers}
     worker_types = tuple(
         _parse_capacity(row, f"capacity[{i}]", priced_gpus, folder) for i, row in enumerate(capacity_rows)
     )
-    slos = document_values.check_mapping(schedule.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
-    document_values.refuse_unknown(slos, [worker_type.llm for worker_type in worker_types], "slo")
+    slos = check_mapping(schedule.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
+    refuse_unknown(slos, [worker_type.llm for worker_type in worker_types], "slo")
     return Market(
         offers=offers,
         worker_types=worker_types,
-        most_spot_frac=document_values.read_share(schedule.get("spot", 0.0), "spot"),
+        most_spot_frac=read_share(schedule.get("spot", 0.0), "spot"),
         power_w=limits.at_least("power", "w", None),
         cost_usd_per_h=limits.at_least("cost", "usd_per_h", None),
         slos={llm: parse_slo(slo, where=f"slo: {llm}") for llm, slo in slos.items()},
@@ -144,8 +149,8 @@ def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
 def _parse_offer(gpu: str, row: object) -> GpuOffer:
     """A row of `gpus`: prices, interruptions, and how many GPUs there are."""
     where = f"gpus: {gpu}"
-    section = document_values.Section.from_document(
-        document_values.check_mapping(row, where, "on_demand: 2 usd/h"),
+    section = Section.from_document(
+        check_mapping(row, where, "on_demand: 2 usd/h"),
         where,
         (*PRICES, "interruptions", "stock", "owned"),
         wording=WORDING,
@@ -176,8 +181,8 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
 
 def _parse_capacity(row: object, where: str, priced_gpus: set[str], folder: Path) -> LlmWorkerType:
     """A row of `capacity`: a kind of worker of an LLM, on GPUs with prices, and what it sustains."""
-    section = document_values.Section.from_document(
-        document_values.check_mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING
+    section = Section.from_document(
+        check_mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING
     )
     llm, worker = (section.text(name) for name in ("llm", "worker"))
     gpus_of_worker = _gpus_of_worker(section)
@@ -200,13 +205,13 @@ def _parse_capacity(row: object, where: str, priced_gpus: set[str], folder: Path
     )
 
 
-def _gpus_of_worker(section: document_values.Section) -> dict[str, int]:
+def _gpus_of_worker(section: Section) -> dict[str, int]:
     """How many GPUs of each kind a worker has: from `gpu: NAME` and `gpus`, or from `gpu: {NAME: COUNT}`."""
     if not isinstance(section.get("gpu"), Mapping):
         return {section.text("gpu"): section.whole_number("gpus", 1, most=MOST_GPUS)}
     if "gpus" in section:
         raise section.error("gpus", "gpu says how many there are of each; leave gpus out")
-    by_gpu = document_values.Section(section.get("gpu"), section.path_of("gpu"), wording=WORDING)
+    by_gpu = Section(section.get("gpu"), section.path_of("gpu"), wording=WORDING)
     counts = {str(name): by_gpu.whole_number(name, most=MOST_GPUS) for name in section.get("gpu")}
     if not counts:
         raise section.error("gpu", "expected a GPU, or GPUs with their numbers")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.day.controllers.knowledge import Knowledge, is_before_traffic, mean_lengths
-from planner.day.controllers.settings import ControllerSettings, settings_field
+from planner.day.controllers.settings import ControllerSettings, setting
 from planner.simulator.elastic import MetricsReading
 from planner.solvers.worker_rule import DRIFT_SIGMA, THRESHOLD_SIGMA, SeriesLevel, WorkerRule, fit_worker_rule
 
@@ -21,13 +21,11 @@ from planner.solvers.worker_rule import DRIFT_SIGMA, THRESHOLD_SIGMA, SeriesLeve
 class AladdinSettings(ControllerSettings):
     """How often Aladdin looks, and when its test says that the level of traffic has shifted."""
 
-    every_s: float = settings_field(60.0, "heartbeat", least=1.0, most=3600.0)
-    learn: int = settings_field(5, "heartbeats that make a level", least=2, most=1000)
-    drift: float = settings_field(DRIFT_SIGMA, "of the CUSUM, in standard deviations", most=10.0)
-    threshold: float = settings_field(
-        THRESHOLD_SIGMA, "of the CUSUM, in standard deviations", least=0.1, most=100.0
-    )
-    lag_s: float = settings_field(15.0, "age of the metrics", most=600.0)
+    every_s: float = setting(60.0, "heartbeat", least=1.0, most=3600.0)
+    learn: int = setting(5, "heartbeats that make a level", least=2, most=1000)
+    drift: float = setting(DRIFT_SIGMA, "of the CUSUM, in standard deviations", most=10.0)
+    threshold: float = setting(THRESHOLD_SIGMA, "of the CUSUM, in standard deviations", least=0.1, most=100.0)
+    lag_s: float = setting(15.0, "age of the metrics", most=600.0)
 
 
 class Aladdin:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.day.controllers.knowledge import CapacityTable, History, Knowledge
-from planner.day.controllers.settings import ControllerSettings, settings_field
+from planner.day.controllers.settings import ControllerSettings, setting
 from planner.day.controllers.windows import Window, check_windows, read_windows, workers_at
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
@@ -26,15 +26,15 @@ from planner.units import DAY_S
 class CronSettings(ControllerSettings):
     """The windows of the timetable, or how to make them of earlier days."""
 
-    windows: tuple[Window, ...] = settings_field(
+    windows: tuple[Window, ...] = setting(
         (),
         "{from, to, workers, days}, where traffic begins on Monday at 0:00; none: made of earlier days",
         parse=read_windows,
     )
-    step_s: float = settings_field(3600.0, "length of the windows it makes", least=60.0, most=DAY_S)
-    headroom_frac: float = settings_field(0.0, "more traffic than on earlier days", most=10.0)
-    lead_s: float = settings_field(600.0, "windows that it makes begin this much earlier", most=7200.0)
-    every_s: float = settings_field(60.0, "time between looks", least=1.0, most=3600.0)
+    step_s: float = setting(3600.0, "length of the windows it makes", least=60.0, most=DAY_S)
+    headroom_frac: float = setting(0.0, "more traffic than on earlier days", most=10.0)
+    lead_s: float = setting(600.0, "windows that it makes begin this much earlier", most=7200.0)
+    every_s: float = setting(60.0, "time between looks", least=1.0, most=3600.0)
 
     def check(self) -> None:
         if DAY_S % self.step_s:  # Steps would begin at other times on each day.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.day.controllers.knowledge import MIXED, PREFILL, Knowledge, is_before_traffic, mean_of
-from planner.day.controllers.settings import ControllerSettings, settings_field
+from planner.day.controllers.settings import ControllerSettings, setting
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
 
@@ -49,16 +49,14 @@ THRESHOLDS = {  # Dynamo's own, by `optimization_target`.
 class DynamoSettings(ControllerSettings):
     """The settings of Dynamo's load planner. A threshold of None is Dynamo's own (THRESHOLDS)."""
 
-    optimize: str = settings_field("throughput", "what the thresholds are for", choices=tuple(THRESHOLDS))
-    prefill_up_frac: float | None = settings_field(
-        None, "queued prompt tokens of the longest context", most=100.0
-    )
-    prefill_down_frac: float | None = settings_field(None, "the same, for one fewer", most=100.0)
-    kv_up_frac: float | None = settings_field(None, "KV in use and queued for", most=10.0)
-    kv_down_frac: float | None = settings_field(None, "the same, for one fewer", most=10.0)
-    grace_s: float = settings_field(0.0, "no decision so long after a change", most=3600.0)
-    every_s: float = settings_field(5.0, "load_adjustment_interval", least=1.0, most=600.0)
-    lag_s: float = settings_field(1.0, "age of the metrics", most=600.0)
+    optimize: str = setting("throughput", "what the thresholds are for", choices=tuple(THRESHOLDS))
+    prefill_up_frac: float | None = setting(None, "queued prompt tokens of the longest context", most=100.0)
+    prefill_down_frac: float | None = setting(None, "the same, for one fewer", most=100.0)
+    kv_up_frac: float | None = setting(None, "KV in use and queued for", most=10.0)
+    kv_down_frac: float | None = setting(None, "the same, for one fewer", most=10.0)
+    grace_s: float = setting(0.0, "no decision so long after a change", most=3600.0)
+    every_s: float = setting(5.0, "load_adjustment_interval", least=1.0, most=600.0)
+    lag_s: float = setting(1.0, "age of the metrics", most=600.0)
 
     def check(self) -> None:
         loads = self.thresholds

@@ -32,7 +32,7 @@ from planner.day.controllers.knowledge import (
     mean_lengths,
     mean_of,
 )
-from planner.day.controllers.settings import ControllerSettings, settings_field
+from planner.day.controllers.settings import ControllerSettings, setting
 from planner.domain import ROUNDING
 from planner.simulator.elastic import MetricsReading
 from planner.units import DAY_S
@@ -42,13 +42,11 @@ from planner.units import DAY_S
 class DynamoSlaSettings(ControllerSettings):
     """How Dynamo's SLA planner predicts the next interval, and how often it decides."""
 
-    predictor: str = settings_field(
-        "constant", "forecast of the next interval", choices=("constant", "seasonal")
-    )
-    corrected: bool = settings_field(True, "correction factors; later versions have none")
-    season_s: float = settings_field(DAY_S, "period of the seasonal predictor", least=600.0)
-    every_s: float = settings_field(180.0, "throughput_adjustment_interval", least=10.0, most=7200.0)
-    lag_s: float = settings_field(15.0, "age of the metrics", most=600.0)
+    predictor: str = setting("constant", "forecast of the next interval", choices=("constant", "seasonal"))
+    corrected: bool = setting(True, "correction factors; later versions have none")
+    season_s: float = setting(DAY_S, "period of the seasonal predictor", least=600.0)
+    every_s: float = setting(180.0, "throughput_adjustment_interval", least=10.0, most=7200.0)
+    lag_s: float = setting(15.0, "age of the metrics", most=600.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from planner.day.controllers.forecasting import RateForecast
 from planner.day.controllers.knowledge import Knowledge, RecentMaximum, is_before_traffic, least_whole
-from planner.day.controllers.settings import ControllerSettings, settings_field
+from planner.day.controllers.settings import ControllerSettings, setting
 from planner.simulator.elastic import MetricsReading
 from planner.units import DAY_S
 
@@ -19,17 +19,15 @@ from planner.units import DAY_S
 class ForecastSettings(ControllerSettings):
     """How far ahead the controller looks, how it learns the season, and how slowly it shrinks."""
 
-    per_worker_rps: float | None = settings_field(
+    per_worker_rps: float | None = setting(
         None, "requests/s that a worker carries; none: by the plan", least=1e-3
     )
-    ahead_s: float = settings_field(300.0, "how far ahead it looks", most=DAY_S)
-    hold_s: float = settings_field(
-        300.0, "it shrinks to the largest size wanted within this time", most=DAY_S
-    )
-    season_s: float = settings_field(DAY_S, "period of the traffic", least=600.0)
-    bucket_s: float = settings_field(300.0, "length of the means it learns", least=10.0, most=7200.0)
-    every_s: float = settings_field(60.0, "time between decisions", least=1.0, most=3600.0)
-    lag_s: float = settings_field(15.0, "age of the metrics", most=600.0)
+    ahead_s: float = setting(300.0, "how far ahead it looks", most=DAY_S)
+    hold_s: float = setting(300.0, "it shrinks to the largest size wanted within this time", most=DAY_S)
+    season_s: float = setting(DAY_S, "period of the traffic", least=600.0)
+    bucket_s: float = setting(300.0, "length of the means it learns", least=10.0, most=7200.0)
+    every_s: float = setting(60.0, "time between decisions", least=1.0, most=3600.0)
+    lag_s: float = setting(15.0, "age of the metrics", most=600.0)
 
 
 class Forecast:

@@ -26,49 +26,43 @@ from typing import Literal
 
 from planner.day.controllers.knowledge import Knowledge, least_whole
 from planner.day.controllers.scaler_metrics import METRICS, read_metric
-from planner.day.controllers.settings import ControllerSettings, settings_field
-from planner.files import document_values
+from planner.day.controllers.settings import ControllerSettings, setting
+from planner.files.document_values import check_number, read_share, refused_value
 from planner.simulator.elastic import ElasticPool, MetricsReading
 
 
 def read_target(value: object, where: str) -> float:
     """A number above 0, or a share such as "70 %"."""
     if isinstance(value, str) and value.strip().endswith("%"):
-        value = document_values.read_share(value, where)
-    return document_values.check_number(value, where, above=0.0)
+        value = read_share(value, where)
+    return check_number(value, where, above=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules(ControllerSettings):
     """`behavior` of an HPA, with autoscaling/v2's defaults; how often it decides; how old its metrics are."""
 
-    tolerance_frac: float = settings_field(0.1, "no change while usage is this near the target", most=1.0)
-    up_window_s: float = settings_field(
-        0.0, "it grows to the smallest size wanted within this time", most=3600.0
-    )
-    up_pods: int = settings_field(4, "most pods that are added per period; 0: no such limit")
-    up_percent: float = settings_field(100.0, "most percent that are added per period; 0: no such limit")
-    up_period_s: float = settings_field(15.0, "period of up_pods and up_percent", least=1.0, most=1800.0)
-    down_window_s: float = settings_field(
+    tolerance_frac: float = setting(0.1, "no change while usage is this near the target", most=1.0)
+    up_window_s: float = setting(0.0, "it grows to the smallest size wanted within this time", most=3600.0)
+    up_pods: int = setting(4, "most pods that are added per period; 0: no such limit")
+    up_percent: float = setting(100.0, "most percent that are added per period; 0: no such limit")
+    up_period_s: float = setting(15.0, "period of up_pods and up_percent", least=1.0, most=1800.0)
+    down_window_s: float = setting(
         300.0, "it shrinks to the largest size wanted within this time", most=3600.0
     )
-    down_pods: int = settings_field(0, "most pods that are taken away per period; 0: no such limit")
-    down_percent: float = settings_field(
-        100.0, "most percent that are taken away per period; 0: no such limit"
-    )
-    down_period_s: float = settings_field(
-        15.0, "period of down_pods and down_percent", least=1.0, most=1800.0
-    )
-    every_s: float = settings_field(15.0, "time between decisions", least=1.0, most=3600.0)
-    lag_s: float = settings_field(15.0, "age of the metrics: scraping and the adapter", most=600.0)
+    down_pods: int = setting(0, "most pods that are taken away per period; 0: no such limit")
+    down_percent: float = setting(100.0, "most percent that are taken away per period; 0: no such limit")
+    down_period_s: float = setting(15.0, "period of down_pods and down_percent", least=1.0, most=1800.0)
+    every_s: float = setting(15.0, "time between decisions", least=1.0, most=3600.0)
+    lag_s: float = setting(15.0, "age of the metrics: scraping and the adapter", most=600.0)
 
 
 @dataclass(frozen=True, slots=True)
 class HpaSettings(ScalingRules):
     """The settings of an HPA: the metric that it follows, the metric's target, and its ScalingRules."""
 
-    metric: str = settings_field("queue", "what it follows", choices=tuple(METRICS), parse=read_metric)
-    target: float | None = settings_field(
+    metric: str = setting("queue", "what it follows", choices=tuple(METRICS), parse=read_metric)
+    target: float | None = setting(
         None, "target of the metric per worker; none: its usual one", least=1e-3, parse=read_target
     )
 
@@ -84,9 +78,7 @@ class HpaSettings(ScalingRules):
 def check_target(metric: str, target: float | None) -> None:
     """Raise InputError for a target above 1 of a metric that is a share."""
     if target is not None and METRICS[metric].is_share and target > 1:
-        raise document_values.refused_value(
-            "target", f"{metric} is a share: expected at most 1 or 100 %", target
-        )
+        raise refused_value("target", f"{metric} is a share: expected at most 1 or 100 %", target)
 
 
 def is_within(usage: float, tolerance_frac: float) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from planner.day.controllers.hpa import Behaviour, ScalingRules, check_target, external_replicas, read_target
 from planner.day.controllers.knowledge import Knowledge
 from planner.day.controllers.scaler_metrics import METRICS, read_metric
-from planner.day.controllers.settings import settings_field
+from planner.day.controllers.settings import setting
 from planner.day.controllers.windows import Window, check_windows, read_windows, workers_at
 from planner.simulator.elastic import MetricsReading
 
@@ -26,14 +26,14 @@ from planner.simulator.elastic import MetricsReading
 class KedaSettings(ScalingRules):
     """The triggers of a ScaledObject (a query and windows), and when a pool goes to zero and wakes."""
 
-    metric: str = settings_field("queue", "what the query adds up", choices=tuple(METRICS), parse=read_metric)
-    threshold: float | None = settings_field(
+    metric: str = setting("queue", "what the query adds up", choices=tuple(METRICS), parse=read_metric)
+    threshold: float | None = setting(
         None, "target of the metric per worker; none: its usual one", least=1e-3, parse=read_target
     )
-    activation: float = settings_field(0.0, "an empty pool wakes above this metric")
-    poll_s: float = settings_field(30.0, "pollingInterval: time between KEDA's looks", least=1.0)
-    cooldown_s: float = settings_field(300.0, "cooldownPeriod: idle so long before zero")
-    cron: tuple[Window, ...] = settings_field((), "windows with workers", parse=read_windows)
+    activation: float = setting(0.0, "an empty pool wakes above this metric")
+    poll_s: float = setting(30.0, "pollingInterval: time between KEDA's looks", least=1.0)
+    cooldown_s: float = setting(300.0, "cooldownPeriod: idle so long before zero")
+    cron: tuple[Window, ...] = setting((), "windows with workers", parse=read_windows)
 
     def check(self) -> None:
         check_target(self.metric, self.threshold)

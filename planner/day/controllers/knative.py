@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from planner.day.controllers.knowledge import Knowledge, RecentMaximum, least_whole
 from planner.day.controllers.scaler_metrics import METRICS
-from planner.day.controllers.settings import ControllerSettings, settings_field
+from planner.day.controllers.settings import ControllerSettings, setting
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
 
@@ -26,23 +26,19 @@ from planner.simulator.elastic import MetricsReading
 class KnativeSettings(ControllerSettings):
     """The keys of Knative's autoscaler, with its defaults: target, both windows, and rates of change."""
 
-    target: float = settings_field(
-        100.0, "concurrency of a worker (autoscaling.knative.dev/target)", least=0.01
-    )
-    utilization_frac: float = settings_field(0.7, "share of `target` that is aimed at", least=0.01, most=1.0)
-    window_s: float = settings_field(60.0, "stable window", least=6.0, most=3600.0)
-    panic_window_frac: float = settings_field(0.1, "panic window, of the stable one", least=0.01, most=1.0)
-    panic_threshold_frac: float = settings_field(
+    target: float = setting(100.0, "concurrency of a worker (autoscaling.knative.dev/target)", least=0.01)
+    utilization_frac: float = setting(0.7, "share of `target` that is aimed at", least=0.01, most=1.0)
+    window_s: float = setting(60.0, "stable window", least=6.0, most=3600.0)
+    panic_window_frac: float = setting(0.1, "panic window, of the stable one", least=0.01, most=1.0)
+    panic_threshold_frac: float = setting(
         2.0, "panic where the panic window asks for this share of the ready workers", least=1.1, most=10.0
     )
-    max_up_rate: float = settings_field(1000.0, "at most ready workers times this", least=1.01)
-    max_down_rate: float = settings_field(2.0, "at least ready workers divided by this", least=1.01)
-    down_delay_s: float = settings_field(
-        0.0, "it shrinks to the largest size wanted within this time", most=3600.0
-    )
-    grace_s: float = settings_field(30.0, "longer idle before zero", most=3600.0)
-    every_s: float = settings_field(2.0, "time between decisions", least=1.0, most=60.0)
-    lag_s: float = settings_field(1.0, "age of the metrics", most=600.0)
+    max_up_rate: float = setting(1000.0, "at most ready workers times this", least=1.01)
+    max_down_rate: float = setting(2.0, "at least ready workers divided by this", least=1.01)
+    down_delay_s: float = setting(0.0, "it shrinks to the largest size wanted within this time", most=3600.0)
+    grace_s: float = setting(30.0, "longer idle before zero", most=3600.0)
+    every_s: float = setting(2.0, "time between decisions", least=1.0, most=60.0)
+    lag_s: float = setting(1.0, "age of the metrics", most=600.0)
 
     def check(self) -> None:
         """Raise InputError for settings that contradict each other."""

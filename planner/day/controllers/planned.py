@@ -31,7 +31,7 @@ from planner.day.controllers.knowledge import (
     mean_lengths,
     peak_load,
 )
-from planner.day.controllers.settings import ControllerSettings, settings_field
+from planner.day.controllers.settings import ControllerSettings, setting
 from planner.domain import ROUNDING
 from planner.simulator.elastic import MetricsReading
 from planner.units import DAY_S
@@ -41,28 +41,24 @@ from planner.units import DAY_S
 class FleetplanSettings(ControllerSettings):
     """The settings of `fleetplan`: its rules, what it adds to the forecast, and how slowly pools shrink."""
 
-    headroom_frac: float = settings_field(0.1, "traffic that is added to the forecast", most=10.0)
-    floor_frac: float = settings_field(
+    headroom_frac: float = setting(0.1, "traffic that is added to the forecast", most=10.0)
+    floor_frac: float = setting(
         0.0, "by load: never fewer workers than this share of earlier windows needed", most=1.0
     )
-    hold_s: float = settings_field(
-        300.0, "it shrinks to the largest size wanted within this time", most=DAY_S
-    )
-    drain_s: float = settings_field(
-        60.0, "time in which waiting prompts are served; 0: not counted", most=3600.0
-    )
-    memory_s: float | None = settings_field(
+    hold_s: float = setting(300.0, "it shrinks to the largest size wanted within this time", most=DAY_S)
+    drain_s: float = setting(60.0, "time in which waiting prompts are served; 0: not counted", most=3600.0)
+    memory_s: float | None = setting(
         None, "the load is of the last so long; none: a window of the SLO", most=DAY_S
     )
-    by: str = settings_field(
+    by: str = setting(
         "load", "what its rules are over; load only where the plan has them", choices=("load", "rate")
     )
-    fill: bool = settings_field(True, "use the idle GPUs of nodes that are sold whole")
-    ahead_s: float | None = settings_field(None, "how far ahead; none: start-up + every", most=DAY_S)
-    season_s: float = settings_field(DAY_S, "period of the traffic", least=600.0)
-    bucket_s: float = settings_field(300.0, "length of the means it learns", least=10.0, most=7200.0)
-    every_s: float = settings_field(15.0, "time between decisions", least=1.0, most=3600.0)
-    lag_s: float = settings_field(15.0, "age of the metrics", most=600.0)
+    fill: bool = setting(True, "use the idle GPUs of nodes that are sold whole")
+    ahead_s: float | None = setting(None, "how far ahead; none: start-up + every", most=DAY_S)
+    season_s: float = setting(DAY_S, "period of the traffic", least=600.0)
+    bucket_s: float = setting(300.0, "length of the means it learns", least=10.0, most=7200.0)
+    every_s: float = setting(15.0, "time between decisions", least=1.0, most=3600.0)
+    lag_s: float = setting(15.0, "age of the metrics", most=600.0)
 
 
 MOST_GROWTH = 3.0  # Growth is capped at this factor: a forecast of more is more likely an error.

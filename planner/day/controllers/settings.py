@@ -1,7 +1,7 @@
 """The parameters of controllers: each is a field of a dataclass, with its unit, default and range.
 
     class HpaSettings(ControllerSettings):
-        tolerance_frac: float = settings_field(0.1, "no change within this share of the target", most=1.0)
+        tolerance_frac: float = setting(0.1, "no change within this share of the target", most=1.0)
 
 The unit follows from the end of a field's name, which a document leaves out (`tolerance_frac=0.1` is
 `tolerance: 10 %`), or else from the type of its default.
@@ -102,7 +102,7 @@ class Parameter:
             raise InputError(f"{where}: must be {self.range}, found {self.show_value(value)}")
 
 
-def settings_field(
+def setting(
     default: Any,
     words: str,
     *,

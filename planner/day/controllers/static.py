@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.day.controllers.knowledge import Knowledge
-from planner.day.controllers.settings import ControllerSettings, settings_field
+from planner.day.controllers.settings import ControllerSettings, setting
 from planner.day.controllers.windows import read_workers
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
@@ -14,10 +14,10 @@ from planner.simulator.elastic import MetricsReading
 class StaticSettings(ControllerSettings):
     """The sizes that never change; without any, those at the beginning stay."""
 
-    workers: tuple[int, ...] = settings_field(
+    workers: tuple[int, ...] = setting(
         (), "workers of all pools alike, or of each; none: those at the beginning", parse=read_workers
     )
-    every_s: float = settings_field(3600.0, "time between looks", least=1.0)
+    every_s: float = setting(3600.0, "time between looks", least=1.0)
 
 
 class Static:

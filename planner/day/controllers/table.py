@@ -33,7 +33,7 @@ from planner.day.controllers import (
 from planner.day.controllers.knowledge import DECODE, PREFILL, Knowledge, is_before_traffic
 from planner.day.controllers.settings import ControllerSettings, Parameter, parameters_of, read_settings
 from planner.errors import InputError
-from planner.files import document_values
+from planner.files.document_values import check_mapping, did_you_mean, errors_as, show_value
 from planner.fleet import Role
 from planner.simulator.elastic import Controller, MetricsReading
 
@@ -280,7 +280,7 @@ class ChosenController:
         """A controller that knows `knowledge`. Raises InputError if a fact that it needs is not known."""
         row = self.row
         settings: Any = self.settings  # Any, as ControllerSettings does not declare `every_s` and `lag_s`.
-        with document_values.errors_as(InputError, f"controller {row.name!r}"):
+        with errors_as(InputError, f"controller {row.name!r}"):
             if not row.by_pool:
                 controller: Controller = row.controller(settings, knowledge)
                 return controller
@@ -310,13 +310,12 @@ def parse_controller(
     a metric that no engine exports.
     """
     if not isinstance(name, str) or name not in CONTROLLERS:
-        advice = document_values.did_you_mean(name, CONTROLLERS)
+        advice = did_you_mean(name, CONTROLLERS)
         raise InputError(
-            f"{where}: unknown controller {document_values.show_value(name)}; {advice}Valid: "
-            f"{', '.join(CONTROLLERS)}"
+            f"{where}: unknown controller {show_value(name)}; {advice}Valid: {', '.join(CONTROLLERS)}"
         )
     row = CONTROLLERS[name]
-    for_all = dict(document_values.check_mapping({} if parameters is None else parameters, where))
+    for_all = dict(check_mapping({} if parameters is None else parameters, where))
     for_role: dict[Role, Mapping[str, object]] = {}
     if row.by_pool:
         if "mixed" in for_all:
@@ -326,7 +325,7 @@ def parse_controller(
             )
         for role in (PREFILL, DECODE):
             if role in for_all:
-                for_role[role] = document_values.check_mapping(for_all.pop(role), f"{where}: {role}")
+                for_role[role] = check_mapping(for_all.pop(role), f"{where}: {role}")
     settings = read_settings(row.settings, for_all, where)
     by_role = {}
     for role, role_parameters in for_role.items():
@@ -348,9 +347,9 @@ def parse_controllers(value: object, where: str = "controllers") -> tuple[Chosen
     if isinstance(value, list):
         twice = next((each for i, each in enumerate(value) if each in value[:i]), None)
         if twice is not None:
-            raise InputError(f"{where}: {document_values.show_value(twice)} is there twice; name it once")
+            raise InputError(f"{where}: {show_value(twice)} is there twice; name it once")
         value = {each if isinstance(each, str) else str(each): None for each in value}
-    parameters_by_name = document_values.check_mapping(value, where, "hpa: {metric: kv}")
+    parameters_by_name = check_mapping(value, where, "hpa: {metric: kv}")
     if not parameters_by_name:
         raise InputError(f"{where}: names no controller; valid: {', '.join(CONTROLLERS)}")
     chosen = []

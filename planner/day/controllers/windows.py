@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from planner.day.controllers.knowledge import Knowledge
 from planner.errors import InputError
-from planner.files import document_values
+from planner.files.document_values import Section, check_one_of, check_rows, refused_value
 from planner.units import DAY_S, count_text
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -77,13 +77,13 @@ def read_windows(value: object, where: str) -> tuple[Window, ...]:
     """A list of {from: "08:00", to: "20:00", workers: 6, days: [mon, tue]}; raises InputError."""
     return tuple(
         _read_window(each, f"{where}: window {i}")
-        for i, each in enumerate(document_values.check_rows(value, where, "windows", least=1), start=1)
+        for i, each in enumerate(check_rows(value, where, "windows", least=1), start=1)
     )
 
 
 def _read_window(value: object, where: str) -> Window:
     """One window of the list; raises InputError."""
-    section = document_values.Section.from_document(
+    section = Section.from_document(
         value, where, ("from", "to", "workers", "days"), such_as='from: "08:00", to: "20:00", workers: 6'
     )
     begin_s = _read_clock_s(section.get_required("from"), section.path_of("from"))
@@ -91,8 +91,8 @@ def _read_window(value: object, where: str) -> Window:
     if begin_s == end_s:
         raise InputError(f"{where}: from and to are the same time; a whole day is from 0:00 to 24:00")
     days_path = section.path_of("days")
-    names = document_values.check_rows(section.get("days", list(DAYS)), days_path, "days", least=1)
-    days = tuple(DAYS.index(document_values.check_one_of(name, DAYS, days_path)) for name in names)
+    names = check_rows(section.get("days", list(DAYS)), days_path, "days", least=1)
+    days = tuple(DAYS.index(check_one_of(name, DAYS, days_path)) for name in names)
     workers = read_workers(section.get_required("workers"), section.path_of("workers"))
     return Window(begin_s, end_s, workers, days)
 
@@ -103,7 +103,7 @@ def _read_clock_s(value: object, where: str) -> float:
     text = f"{value // 60}:{value % 60:02}" if isinstance(value, int) else str(value).strip()
     clock_match = _CLOCK.match(text)
     if clock_match is None or (seconds := int(clock_match[1]) * 3600 + int(clock_match[2]) * 60) > DAY_S:
-        raise document_values.refused_value(where, 'expected a time of day such as "08:30"', value)
+        raise refused_value(where, 'expected a time of day such as "08:30"', value)
     return float(seconds)
 
 
@@ -112,7 +112,5 @@ def read_workers(value: object, where: str) -> tuple[int, ...]:
     entries = value if isinstance(value, list) and value else [value]
     # `type`, as isinstance would take true for 1.
     if not all(type(each) is int and each >= 0 for each in entries):
-        raise document_values.refused_value(
-            where, "expected a number of workers, or a list with one for each pool", value
-        )
+        raise refused_value(where, "expected a number of workers, or a list with one for each pool", value)
     return tuple(entries)

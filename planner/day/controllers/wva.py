@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from planner.day.controllers.hpa import Behaviour, ScalingRules, external_replicas
 from planner.day.controllers.knowledge import Knowledge, is_before_traffic
-from planner.day.controllers.settings import settings_field
+from planner.day.controllers.settings import setting
 from planner.errors import InputError
 from planner.fleet import Role
 from planner.simulator.elastic import MetricsReading
@@ -38,21 +38,17 @@ SPARE_ROUNDING = 1e-12  # Rounding errors may bring spare KV or queue below its 
 class WvaRules(ScalingRules):
     """How often the autoscaler decides, and the HPA that follows it with the chart's `behavior`."""
 
-    up_window_s: float = settings_field(
-        240.0, "it grows to the smallest size wanted within this time", most=3600.0
-    )
-    up_pods: int = settings_field(10, "most pods that are added per period")
-    up_percent: float = settings_field(0.0, "most percent that are added per period; 0: no such limit")
-    up_period_s: float = settings_field(150.0, "period of up_pods and up_percent", least=1.0, most=1800.0)
-    down_window_s: float = settings_field(
+    up_window_s: float = setting(240.0, "it grows to the smallest size wanted within this time", most=3600.0)
+    up_pods: int = setting(10, "most pods that are added per period")
+    up_percent: float = setting(0.0, "most percent that are added per period; 0: no such limit")
+    up_period_s: float = setting(150.0, "period of up_pods and up_percent", least=1.0, most=1800.0)
+    down_window_s: float = setting(
         240.0, "it shrinks to the largest size wanted within this time", most=3600.0
     )
-    down_pods: int = settings_field(10, "most pods that are taken away per period")
-    down_percent: float = settings_field(0.0, "most percent taken away per period; 0: no such limit")
-    down_period_s: float = settings_field(
-        150.0, "period of down_pods and down_percent", least=1.0, most=1800.0
-    )
-    optimize_s: float = settings_field(
+    down_pods: int = setting(10, "most pods that are taken away per period")
+    down_percent: float = setting(0.0, "most percent taken away per period; 0: no such limit")
+    down_period_s: float = setting(150.0, "period of down_pods and down_percent", least=1.0, most=1800.0)
+    optimize_s: float = setting(
         60.0, "GLOBAL_OPT_INTERVAL: time between the autoscaler's decisions", least=1.0
     )
 
@@ -61,13 +57,13 @@ class WvaRules(ScalingRules):
 class WvaSettings(WvaRules):
     """The settings of the controller `wva`: the autoscaler's thresholds beside `WvaRules`."""
 
-    kv_threshold_frac: float = settings_field(
+    kv_threshold_frac: float = setting(
         0.8, "a worker with this share of its KV cache in use is saturated", most=1.0
     )
-    queue_threshold: float = settings_field(5.0, "a worker with this many waiting prompts is saturated")
-    kv_spare_frac: float = settings_field(0.1, "a worker is added below this share of spare KV", most=1.0)
-    queue_spare: float = settings_field(3.0, "a worker is added below this many spare places in the queue")
-    optimize_s: float = settings_field(30.0, "time between its decisions; v0.5.1 has no other", least=1.0)
+    queue_threshold: float = setting(5.0, "a worker with this many waiting prompts is saturated")
+    kv_spare_frac: float = setting(0.1, "a worker is added below this share of spare KV", most=1.0)
+    queue_spare: float = setting(3.0, "a worker is added below this many spare places in the queue")
+    optimize_s: float = setting(30.0, "time between its decisions; v0.5.1 has no other", least=1.0)
 
     def check(self) -> None:
         for name, spare, threshold in (

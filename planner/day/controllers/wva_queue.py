@@ -34,7 +34,7 @@ from planner.day.controllers.knowledge import (
     least_whole,
     mean_lengths,
 )
-from planner.day.controllers.settings import settings_field
+from planner.day.controllers.settings import setting
 from planner.day.controllers.wva import HpaFollowed, WvaRules
 from planner.fleet import Role
 from planner.simulator.elastic import Floats, MetricsReading
@@ -189,7 +189,7 @@ def times_of(engine: EngineProfile, role: Role, input_tokens: float, output_toke
 class WvaQueueSettings(WvaRules):
     """The settings of the controller `wva-queue`: those of `WvaRules` and a margin."""
 
-    margin: float = settings_field(1.0, "times the rate that arrives", least=0.1, most=10.0)
+    margin: float = setting(1.0, "times the rate that arrives", least=0.1, most=10.0)
 
 
 class WvaQueue(HpaFollowed):
