@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner.errors import InputError
-from planner.files.document_values import Section, check_number, is_number
+from planner.files.document_values import Section, is_number
 from planner.traffic.agents import MOST_AGENTS, Agents, Pause, SubAgents
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import MAX_TOKENS
@@ -83,7 +83,7 @@ def parse_agents(
         repository_tokens=_read_tokens(repository, "tokens"),
         repositories=repository.whole_number("count", 1, most=MOST_REPOSITORIES),
         skew=repository.number("skew", 0.0, least=0.0),
-        start=read_lengths(section.get("start"), section.path_of("start")) if "start" in section else None,
+        start=section.read("start", read_lengths, None),
         sub_agents=_parse_sub_agents(section),
         # `Agents(1)` has the default of most_tokens.
         most_tokens=section.whole_number("most_tokens", Agents(1).most_tokens, most=MAX_TOKENS),
@@ -92,12 +92,12 @@ def parse_agents(
 
 def _at_least_one(section: Section, key: str) -> float:
     """A mean count of 1 or more; 1 without the key."""
-    return check_number(section.get(key, 1.0), section.path_of(key), least=1.0)
+    return section.number(key, 1.0, least=1.0)
 
 
 def _read_tokens(section: Section, key: str) -> int:
     """A number of tokens; 0 without the key. YAML reads 1e4 as a float, which counts as whole."""
-    tokens = check_number(section.get(key, 0), section.path_of(key), least=0.0)
+    tokens = section.number(key, 0.0, least=0.0)
     if tokens != int(tokens) or tokens > MAX_TOKENS:
         raise section.error(key, f"expected whole tokens up to {MAX_TOKENS}, found {tokens:g}")
     return int(tokens)
@@ -118,12 +118,12 @@ def _parse_sub_agents(section: Section) -> SubAgents | None:
     if "sub_agents" not in section:
         return None
     sub_agents = section.subsection("sub_agents", ("per_task", "at_once", "turns"))
-    where = sub_agents.path_of("per_task")
-    per_task = check_number(sub_agents.get_required("per_task"), where, least=0.0)
+    per_task = sub_agents.number("per_task", least=0.0)
     if per_task and _at_least_one(section, "turns") == 1:
-        raise InputError(
-            f"{where}: the last turn of a task sends nobody out, so tasks of one turn have no sub-agents; "
-            f"give turns above 1 ({section.path_of('turns')}), or per_task: 0"
+        raise sub_agents.error(
+            "per_task",
+            f"the last turn of a task sends nobody out, so tasks of one turn have no sub-agents; "
+            f"give turns above 1 ({section.path_of('turns')}), or per_task: 0",
         )
     return SubAgents(
         per_task=per_task,

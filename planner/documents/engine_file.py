@@ -98,7 +98,7 @@ def _minor_number(version: str) -> int:
 
 def parse_row(row: Section) -> EngineRow:
     """Read a row of catalogs/engines.yaml. Raises InputError."""
-    first, last = (_parse_version(row.get_required(key), row.path_of(key)) for key in ("from", "to"))
+    first, last = (row.read(key, _parse_version) for key in ("from", "to"))
     if version_numbers(last) < version_numbers(first):
         raise row.error("to", f"is {last}, must not be before {first}")
     row.plain_text("error")  # Says for people how far the constants are off; only checked to be text.
@@ -140,7 +140,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     if value == NONE:
         return None
     section = Section.from_document({"name": value} if isinstance(value, str) else value, where, KEYS)
-    name = check_one_of(section.get("name", "vllm"), tuple(NAMES), section.path_of("name"))
+    name = section.one_of("name", tuple(NAMES), "vllm")
     engine_rows = [row for row in rows if row.engine == name]
     if not engine_rows:
         raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")

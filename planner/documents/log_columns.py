@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.files.checked_files import read_yaml
-from planner.files.document_values import Section, check_mapping, check_one_of, check_text
+from planner.files.document_values import Section, check_mapping
 
 if TYPE_CHECKING:
     from planner.traffic.logs.log_reading import LogOptions
@@ -29,18 +29,15 @@ def parse_log_options(section: Section) -> LogOptions | None:
     from planner.traffic.logs.log_reading import NAMES, LogOptions
     from planner.traffic.logs.times import zone_of
 
-    columns = zone = name = None
+    columns = None
     if "map" in section:
         such_as = "{arrival: created_at, input: prompt_tokens, output: completion_tokens}"
         columns = parse_columns(
             check_mapping(section.get("map"), section.path_of("map"), such_as), section.path_of("map")
         )
-    if "timezone" in section:
-        zone = check_text(section.get("timezone"), section.path_of("timezone"))
+    if (zone := section.text("timezone", None)) is not None:
         zone_of(zone, section.path_of("timezone"))  # Raises InputError for an unknown zone.
-    if "format" in section:
-        name = check_one_of(section.get("format"), NAMES, section.path_of("format"))
-    return LogOptions(columns, name, zone)
+    return LogOptions(columns, section.one_of("format", NAMES, None), zone)
 
 
 def log_options_of(document: Mapping[str, Any], where: object = "slo.yaml") -> LogOptions | None:

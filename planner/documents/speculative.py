@@ -55,7 +55,7 @@ def parse_speculative(
     if value is None or value == NONE:
         return (None,)
     section = Section.from_document(value, where, KEYS)
-    method = _parse_method(section.get_required("method"), section.path_of("method"))
+    method = section.read("method", _parse_method)
     counts = _parse_counts(section)
     if not any(counts):
         return (None,)

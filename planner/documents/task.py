@@ -601,10 +601,7 @@ def _parse_simulated_lora(question: Section, fleet: Section) -> Lora | None:
     lora = parse_lora(question.get("lora"), question.path_of("lora"))
     if lora is None:
         return None
-    where = question.path_of("lora")
-    _refuse_pipelines(fleet, where)
-    _refuse_ranks(fleet, where)
-    _refuse_drafts(question, where)
+    _check_combination(question, fleet, question.path_of("lora"))
     return lora
 
 
@@ -625,9 +622,7 @@ def _parse_simulated_kv_offload(
             f"{where}: shared: workers of {llm.name} find in a store only blocks of their own tp, and a plan "
             "may mix degrees; leave shared out, or `plan simulate` a fleet.yaml"
         )
-    _refuse_pipelines(fleet, where)
-    _refuse_ranks(fleet, where)
-    _refuse_drafts(question, where)
+    _check_combination(question, fleet, where)
     if parse_lora(question.get("lora"), question.path_of("lora")) is not None:
         raise _not_both(where, "with lora")
     return offload
@@ -638,20 +633,12 @@ def _has_pipelines(fleet: Section) -> bool:
     return any(stages > 1 for stages in _parse_numbers(fleet, "pp", 1, most=MAX_PP))
 
 
-def _refuse_pipelines(fleet: Section, where: str) -> None:
-    """Raise InputError if workers may have several pipeline stages; the key `where` excludes them."""
+def _check_combination(question: Section, fleet: Section, where: str) -> None:
+    """Raise InputError if the question has a setting that is not simulated together with the key `where`."""
     if _has_pipelines(fleet):
         raise _not_both(where, "in pipelines (fleet: pp)")
-
-
-def _refuse_ranks(fleet: Section, where: str) -> None:
-    """Raise InputError if workers may have data-parallel ranks; the key `where` excludes them."""
     if any(ranks > 1 for ranks in _parse_numbers(fleet, "dp", 1, most=MAX_DP)):
         raise _not_both(where, "with data-parallel ranks (fleet: dp)")
-
-
-def _refuse_drafts(question: Section, where: str) -> None:
-    """Raise InputError if engines may draft; the key `where` excludes drafts."""
     if speculative_of_engine(question.get("engine")) is not None:
         raise _not_both(where, "with engine: speculative")
 

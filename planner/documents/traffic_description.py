@@ -48,7 +48,6 @@ from planner.files.document_values import (
     errors_as,
     is_number,
     read_positive,
-    read_share,
     refused_value,
 )
 from planner.traffic.described import (
@@ -314,8 +313,8 @@ def _parse_rate(traffic: Section) -> tuple[tuple[float, ...], float]:
                 curve = [rate * factor for rate in curve]
     else:
         section = Section.from_document(value, where, ("curve", "every"))
-        every_s = read_positive(section.get_required("every"), "s", section.path_of("every"))
-        curve = _parse_rates(section.get_required("curve"), section.path_of("curve"))
+        every_s = section.positive("every", "s")
+        curve = section.read("curve", _parse_rates)
     if not any(curve):
         raise InputError(f"{where}: all rates are 0; expected one above 0")
     return tuple(curve), every_s
@@ -347,8 +346,7 @@ def _parse_growth(traffic: Section) -> float:
     if "growth" not in traffic:
         return 1.0
     section = traffic.subsection("growth", ("per_month", "months"))
-    where = section.path_of("per_month")
-    per_month_frac = read_share(section.get_required("per_month"), where, most=MOST_GROWTH_FRAC)
+    per_month_frac = section.share("per_month", most=MOST_GROWTH_FRAC)
     months = section.number("months", least=0.0)
     if months > MOST_GROWTH_MONTHS:
         raise section.refused("months", f"expected at most {MOST_GROWTH_MONTHS}", months)
@@ -415,10 +413,7 @@ def _read_lengths(value: object, where: str) -> Lengths:
 def _parse_lognormal(section: Section) -> Lognormal:
     """Reads `{lognormal: {mean: 1500, cv: 1}}`, where the mean is in tokens."""
     section = section.subsection("lognormal", ("mean", "cv"))
-    return Lognormal(
-        check_number(section.get_required("mean"), section.path_of("mean"), least=1.0),
-        section.number("cv", USUAL_CV, least=0.0),
-    )
+    return Lognormal(section.number("mean", least=1.0), section.number("cv", USUAL_CV, least=0.0))
 
 
 def _parse_histogram(section: Section) -> LengthHistogram:
@@ -555,7 +550,7 @@ def _parse_sessions(traffic: Section) -> Sessions | None:
     if "sessions" not in traffic:
         return None
     section = traffic.subsection("sessions", ("turns", "think_time", "most_tokens"))
-    turns = check_number(section.get_required("turns"), section.path_of("turns"), least=1.0)
+    turns = section.number("turns", least=1.0)
     think_s = section.at_least("think_time", "s")
     default = Sessions(turns, think_s)
     most_tokens = section.whole_number("most_tokens", default.most_tokens, most=MAX_TOKENS)

@@ -341,21 +341,19 @@ class Section:
         self, key: str, known: Collection[str], default: Default | _Required = _REQUIRED
     ) -> str | Default:
         """The text under `key`, which must be one of `known`."""
-        return self._read_value(
-            key, lambda value, where: check_one_of(value, known, where, self.wording), default
-        )
+        return self.read(key, lambda value, where: check_one_of(value, known, where, self.wording), default)
 
     def flag(self, key: str, default: Default | _Required = _REQUIRED) -> bool | Default:
         """True or false under `key`. Raises InputError for another value."""
-        return self._read_value(key, lambda value, where: check_flag(value, where, self.wording), default)
+        return self.read(key, lambda value, where: check_flag(value, where, self.wording), default)
 
     def text(self, key: str, default: Default | _Required = _REQUIRED) -> str | Default:
         """The text under `key`. Raises InputError for blank text, and for a value of another type."""
-        return self._read_value(key, check_text, default)
+        return self.read(key, check_text, default)
 
     def plain_text(self, key: str, default: Default | _Required = _REQUIRED) -> str | Default:
         """The text under `key`, as `check_plain_text` takes it: also a number or a date."""
-        return self._read_value(key, check_plain_text, default)
+        return self.read(key, check_plain_text, default)
 
     def number(
         self,
@@ -366,7 +364,7 @@ class Section:
         above: float = -math.inf,
     ) -> float | Default:
         """The number under `key` without a unit, at least `least` and above `above`. Raises InputError."""
-        return self._read_value(
+        return self.read(
             key,
             lambda value, where: check_number(value, where, least=least, above=above, wording=self.wording),
             default,
@@ -374,13 +372,13 @@ class Section:
 
     def numbers(self, key: str, default: Default | _Required = _REQUIRED) -> tuple[float, ...] | Default:
         """The list of numbers under `key`, as a tuple. Raises InputError for another value."""
-        return self._read_value(key, lambda value, where: check_numbers(value, where, self.wording), default)
+        return self.read(key, lambda value, where: check_numbers(value, where, self.wording), default)
 
     def whole_number(
         self, key: str, default: Default | _Required = _REQUIRED, *, least: int = 1, most: int = LARGEST_COUNT
     ) -> int | Default:
         """The whole number under `key`, from `least` to `most`. Raises InputError."""
-        return self._read_value(
+        return self.read(
             key,
             lambda value, where: check_whole_number(
                 value, where, least=least, most=most, wording=self.wording
@@ -402,11 +400,11 @@ class Section:
         def read(value: object, where: object) -> float:
             return read_share(value, where, most=most, bare=bare, example=example)
 
-        return self._read_value(key, read, default)
+        return self.read(key, read, default)
 
     def quantity(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
         """The quantity under `key` in the library's `unit`, of any sign. Raises InputError."""
-        return self._read_value(key, lambda value, where: parse_quantity(value, unit, where=where), default)
+        return self.read(key, lambda value, where: parse_quantity(value, unit, where=where), default)
 
     def at_least(
         self,
@@ -418,7 +416,7 @@ class Section:
         bare: bool = False,
     ) -> float | Default:
         """The quantity under `key` in the library's `unit`, at least `least`. Raises InputError."""
-        return self._read_value(
+        return self.read(
             key,
             lambda value, where: read_at_least(
                 value, unit, where, least=least, bare=bare, wording=self.wording
@@ -428,12 +426,12 @@ class Section:
 
     def positive(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
         """The quantity under `key` in the library's `unit`, above 0. Raises InputError."""
-        return self._read_value(key, lambda value, where: read_positive(value, unit, where), default)
+        return self.read(key, lambda value, where: read_positive(value, unit, where), default)
 
-    def _read_value(
-        self, key: str, check: Callable[[object, str], Read], default: Default | _Required
+    def read(
+        self, key: str, parse: Callable[[object, str], Read], default: Default | _Required = _REQUIRED
     ) -> Read | Default:
-        """The default, if there is one and the key is missing; else what `check` returns for the value."""
+        """What `parse` returns for the value under `key` and its place."""
         if key not in self.values and not isinstance(default, _Required):
             return default
-        return check(self.get_required(key), self.path_of(key))
+        return parse(self.get_required(key), self.path_of(key))

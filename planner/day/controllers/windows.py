@@ -86,14 +86,14 @@ def _read_window(value: object, where: str) -> Window:
     section = Section.from_document(
         value, where, ("from", "to", "workers", "days"), such_as='from: "08:00", to: "20:00", workers: 6'
     )
-    begin_s = _read_clock_s(section.get_required("from"), section.path_of("from"))
-    end_s = _read_clock_s(section.get_required("to"), section.path_of("to"))
+    begin_s = section.read("from", _read_clock_s)
+    end_s = section.read("to", _read_clock_s)
     if begin_s == end_s:
         raise InputError(f"{where}: from and to are the same time; a whole day is from 0:00 to 24:00")
     days_path = section.path_of("days")
     names = check_rows(section.get("days", list(DAYS)), days_path, "days", least=1)
     days = tuple(DAYS.index(check_one_of(name, DAYS, days_path)) for name in names)
-    workers = read_workers(section.get_required("workers"), section.path_of("workers"))
+    workers = section.read("workers", read_workers)
     return Window(begin_s, end_s, workers, days)
 
 
