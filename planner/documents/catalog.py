@@ -653,9 +653,7 @@ def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
         fp4_flops_per_s=row.number("fp4_tflops") * 1e12 if "fp4_tflops" in row else None,
         unchecked=_parse_unchecked(row),
         all_reduce=tuple(_parse_all_reduce(row)),
-        mixed_kv_bytes_per_s=(
-            row.quantity("mixed_kv_bandwidth", "bytes_per_s") if "mixed_kv_bandwidth" in row else None
-        ),
+        mixed_kv_bytes_per_s=row.quantity("mixed_kv_bandwidth", "bytes_per_s", None),
     )
 
 
@@ -695,7 +693,7 @@ def _parse_llm(name: str, row: Section, document: Document) -> Llm:
         return _llm_of_groups(name, row, beside_layers)
     shape: dict[str, Any] = {key: row.whole_number(key) for key in LLM_COUNTS}
     # A row states the number format of its weights, the bytes of one weight, or neither (then bf16).
-    weights = row.one_of("weights", WEIGHTS) if "weights" in row else None
+    weights = row.one_of("weights", WEIGHTS, None)
     dtype_bytes = row.number("dtype_bytes", WEIGHT_BYTES[weights or "bf16"])
     return Llm(
         name=name,

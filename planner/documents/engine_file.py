@@ -185,7 +185,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         first_token=_parse_first_token(section, "prefill" if is_of_plan else row.first_token),
         basis=section.text("basis", "constants of your own" if "host" in section else basis),
         is_nearest=section.flag("nearest", "host" not in section and row.version_distance(version) > 0),
-        tokens_per_s=section.number("tokens_per_s", above=0.0) if "tokens_per_s" in section else math.inf,
+        tokens_per_s=section.number("tokens_per_s", math.inf, above=0.0),
         is_checked=section.flag("checked", row.is_checked),
         mixed_steps=section.flag("mixed_steps", is_of_plan or row.mixed_steps),
         latent_launch_s=_parse_seconds(section, "latent_launch", 0.0 if is_of_plan else row.latent_launch_s),

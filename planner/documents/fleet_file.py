@@ -332,7 +332,7 @@ def routers_of(document: Document, path: Path) -> list[RouterRow]:
             row.text("router"),
             row.text("simulated"),
             row.text("slo"),
-            row.flag("kept", False) if "kept" in row else None,
+            row.flag("kept", None),
         )
         for row in rows
     ]

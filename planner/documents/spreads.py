@@ -72,7 +72,7 @@ def parse_row(row: Section) -> SpreadRow:
     return SpreadRow(
         cast(Kind, row.one_of("kind", get_args(Kind))),
         tuple(check_one_of(each, WEIGHTS, row.path_of("weights")) for each in weights),
-        row.flag("experts") if "experts" in row else None,
+        row.flag("experts", None),
         StepTimeSpread(_parse_factor(row, "prefill"), _parse_factor(row, "decode"), row.plain_text("source")),
         _parse_names(row, "gpus", "GPUs"),
         _parse_names(row, "engines", "engines"),

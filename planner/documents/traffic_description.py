@@ -513,7 +513,7 @@ def _parse_burstiness(traffic: Section) -> tuple[float | None, tuple[tuple[float
     if "burstiness" not in traffic:
         return None, ()
     section = traffic.subsection("burstiness", ("cv", "fano"))
-    cv = section.number("cv", least=0.0) if "cv" in section else None
+    cv = section.number("cv", None, least=0.0)
     if cv is not None and cv > MOST_CV:
         raise section.refused("cv", f"expected a coefficient of variation of 0 to {MOST_CV:g}", cv)
     where = section.path_of("fano")
