@@ -85,8 +85,7 @@ def cheapest_fleet(
     deadline: float,
     types_of: Callable[[dict[str, DayAnswer], float], ChangingTypes] | None = None,
 ) -> DayAnswer:
-    """The day of the fleet that costs least under its best controller. The answer's `fleets` has a row for
-    every fleet.
+    """The day of the fleet that costs least under its best controller; `fleets` has a row for every fleet.
 
     `day_of` takes a fleet, its seconds of the search's clock, and the cost of a missed window [USD]: None for
     the first fleet, whose day sets the cost for all others. An error in the day of the first fleet is raised;

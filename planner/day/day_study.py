@@ -202,9 +202,7 @@ class ControllerDay:
 
     @property
     def worst(self) -> WindowVerdict:
-        """The window that is kept worst: of those that fail, or of all where none fails, the one with the
-        lowest `kept_frac`.
-        """
+        """The window with the lowest `kept_frac`: of those that fail, or of all where none fails."""
         return min(self.windows, key=lambda each: (each.holds, each.kept_frac))
 
 
@@ -240,8 +238,7 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True)
 class FleetDay:
-    """The costs of the fleet `label`, in words `fleet`, for a day: static, under its best controller, and at
-    its optimum.
+    """The costs of the fleet `label`, in words `fleet`: static, under its best controller, at its optimum.
 
     A cost is None where the day was not simulated, and `why` has the reason.
     """

@@ -254,8 +254,7 @@ class Catalog:
         return names
 
     def _checkpoint_of(self, alias: str, row: str) -> str:
-        """The checkpoint that an alias of this row means: the row's first name with "/" and all words of the
-        alias.
+        """The checkpoint that an alias means: the row's first name with "/" and all words of the alias.
 
         "llama-3.3-70b" is an alias of the row meta-llama/Llama-3.1-70B, as both have one shape, but means the
         row's other name meta-llama/Llama-3.3-70B-Instruct. Without such a name it means the row's own.
@@ -306,8 +305,7 @@ class Catalog:
         return latency.with_power_cap(gpu.prefill_slowdown, gpu.decode_slowdown)
 
     def expert_splits(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[bool, ...]:
-        """How experts may be split over `tp` GPUs: slices of all on every GPU (False), whole ones (True), or
-        both.
+        """How experts may be split over `tp` GPUs: slices of all on each (False), whole ones (True), or both.
 
         These are the ways that have fits. Without fits experts are sliced, unless slices would cut through
         the blocks of their number format.

@@ -1,5 +1,4 @@
-"""The keys of `traffic` in slo.yaml that say how a log is read (`LogOptions`); `plan trace` prints them for a
-given log.
+"""The keys of `traffic` in slo.yaml that say how a log is read (`LogOptions`); `plan trace` prints them.
 
 traffic: {map: {arrival: created_at, input: prompt_tokens, output: completion_tokens},
           timezone: Europe/Berlin, format: columns}

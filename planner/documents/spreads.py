@@ -1,5 +1,4 @@
-"""Reads catalogs/spreads.yaml: how far step times of each kind were from measured runs. Also reads and writes
-`spread` of one fit.
+"""Reads catalogs/spreads.yaml, how far step times of each kind were from measured runs; and `spread` of fits.
 
 kernels, 16 bit:
   kind: kernels             # planner.models.latency.Kind

@@ -299,8 +299,7 @@ class PlanQuestion:
     kv_usd_per_gpu_h: float = 0.0
 
     def priced_gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
-        """The GPUs in stock, at this question's prices. A capped GPU without a price here costs as much as
-        the uncapped one.
+        """The GPUs in stock, at this question's prices; a capped GPU without one has the uncapped one's.
 
         A GPU with a spot price is listed a second time as "h100-80g@spot", and a GPU of which some are owned
         as "h100-80g@owned"; all of these share one stock.

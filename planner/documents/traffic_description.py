@@ -116,11 +116,7 @@ def parse_task_row(name: str, row: Section) -> TaskRow:
 
 
 def example_of(values: Mapping[str, Any], where: str) -> Description:
-    """Traffic of the kind that these keys describe, at 10 requests/s or with 10 agents, as the keys name no
-    load.
-
-    Raises InputError as `parse_description` does.
-    """
+    """Traffic of the kind that these keys describe: of 10 requests/s or 10 agents, as they name no load."""
     load = {"agents": {"count": 10, **values["agents"]}} if "agents" in values else {"rate": 10}
     description = parse_description(Section({**values, **load}, where), {})
     if description is None:

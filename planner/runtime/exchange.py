@@ -273,8 +273,7 @@ class Reply:
 
 @contextmanager
 def _noticing_client_loss() -> Iterator[None]:
-    """Raise ClientGoneError in place of a ConnectionError within the block, which must only write to the
-    client.
+    """Raise ClientGoneError for a ConnectionError in the block, which must only write to the client.
 
     Elsewhere a ConnectionError could also be the loss of a worker, for which aiohttp raises the same error.
     """

@@ -1,5 +1,4 @@
-"""An engine that computes nothing: it has vLLM's endpoints, and waits for each step as long as a fit
-predicts.
+"""An engine that computes nothing: it has vLLM's endpoints, and its steps wait as long as a fit predicts.
 
     python -m planner.runtime.fake_engine --port 8001 '{"latency": {...}, "max_num_seqs": 256, ...}'
 

@@ -49,8 +49,7 @@ _REMEMBERED_BLOCKS = 100_000  # `_block_tokens` keeps this many blocks in memory
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """The outcome of one request as the client saw it; times are seconds since the start of its part of the
-    run.
+    """The outcome of one request as the client saw it; times are seconds since its part of the run began.
 
     It was due at `due_s` and sent at `sent_s`; its answer ended or failed at `end_s`. `token_s` are the times
     when its output tokens arrived, `reason` says why it did not finish, and `workers` are the workers that
@@ -73,8 +72,7 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPart:
-    """One uninterrupted part of a run: the numbers of the `requests` in the order in which they were sent or
-    given up.
+    """One uninterrupted part of a run, with the `requests` in the order of their being sent or given up.
 
     The part started at `start_s` of CLOCK_MONOTONIC, which stands for `first_s` on the trace's clock.
     """
@@ -431,8 +429,7 @@ class _Agenda:
 
 
 def request_body(trace: Trace, request: int, model: str, seed: int, shares_prefixes: bool) -> bytes:
-    """The JSON body of a streaming request to /v1/completions that is answered with exactly the trace's
-    length.
+    """The JSON body of a streaming request to /v1/completions, answered with exactly the trace's length.
 
     `return_token_ids` lets the client count the tokens of each event.
     """

@@ -175,8 +175,7 @@ class LiveFleet:
         return seat
 
     def send_to_worker(self, seat: int, time_s: float, excluded: Collection[int] = ()) -> int | None:
-        """Choose a worker outside `excluded` to compute the request's prompt, note the request there, and
-        return the worker.
+        """Choose a worker outside `excluded` for the request's prompt, note the request there, and return it.
 
         Returns None if the request fits on no worker that is up, or if no worker is free (`is_held_back`).
         The caller must then try again, in the order of arrival.

@@ -81,8 +81,7 @@ class InterruptedRunError(PlannerError):
 
 
 def slice_plan(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
-    """A slice of a plan that fewer GPUs can validate: one worker of each pool, with the traffic of these
-    workers.
+    """A slice of a plan that fewer GPUs can validate: one worker of each pool, with its traffic.
 
     Returns the fleet, the requests that the simulator sends to these workers, and a sentence on what is left
     out. The prefill and the decode worker serve the same requests: those of the worker that has fewer in the

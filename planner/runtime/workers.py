@@ -495,8 +495,7 @@ def _on_cpu(
 
 
 def rehearsal_commands(*, prefix_cache: bool = False, by_priority: bool = False) -> Commands:
-    """Commands for fake engines (planner/runtime/fake_engine.py), whose steps take what each pool's fit
-    predicts.
+    """Commands for fake engines (fake_engine.py), whose steps take what each pool's fit predicts.
 
     With `by_priority` they queue as vLLM with `--scheduling-policy priority`.
     """

@@ -95,8 +95,7 @@ class WrittenManifests:
 
 
 def autoscaler_of(chosen: ChosenController, knowledge: Knowledge, fleet: Fleet) -> Autoscaler:
-    """The autoscaler that does what a chosen controller does. The pools of `fleet` have their sizes at the
-    beginning.
+    """The autoscaler that does what a chosen controller does; the pools of `fleet` have their first sizes.
 
     Raises InputError where the controller lacks what it needs, or has windows for some days of a week alone.
     """

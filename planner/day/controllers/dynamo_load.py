@@ -26,8 +26,7 @@ from planner.simulator.elastic import MetricsReading
 
 
 class ScalingThresholds(NamedTuple):
-    """Loads per worker at which a pool gains a worker (`up`; `kv_up` only above it), and below which it loses
-    one (`down`).
+    """Loads per worker at which a pool gains one (`up`; `kv_up` only above it), and below which it loses one.
 
     `prefill_..._frac` are of queued prompt tokens, as a share of the longest context, `kv_..._frac` of the
     KV cache in use or queued for. `DynamoSettings` has fields of the same names.

@@ -224,8 +224,7 @@ class Knowledge:
         return bounded
 
     def fill_nodes(self, sizes: Sequence[int]) -> list[int]:
-        """The sizes (P,) with more workers on the idle GPUs of nodes that are sold whole, which are paid
-        anyway.
+        """The sizes (P,) with more workers on the idle GPUs of nodes that are sold, and paid, whole.
 
         Front pools come first; an empty pool stays empty. Pools that share nodes in which their workers leave
         gaps (3 or 5 of 8 GPUs) stay as they are, because their idle GPUs may not be in one node.

@@ -337,8 +337,7 @@ def parse_controller(
 
 
 def parse_controllers(value: object, where: str = "controllers") -> tuple[ChosenController, ...]:
-    """The controllers that a document lists: "hpa,keda", a list of names, or a mapping of names to
-    parameters.
+    """The controllers that a document lists: "hpa,keda", a list, or a mapping of names to parameters.
 
     Raises InputError for a name that stands there twice, for no name, and as `parse_controller` does.
     """
@@ -360,8 +359,7 @@ def parse_controllers(value: object, where: str = "controllers") -> tuple[Chosen
 
 
 def settings_variants(chosen: ChosenController) -> Iterator[ChosenController]:
-    """The controller as it was chosen, then one for each point of its row's grid with that point's
-    parameters.
+    """The controller as it was chosen, then one for each point of its row's grid of parameters.
 
     Settings for prefill or decode workers alone stay as they were chosen.
     """

@@ -340,8 +340,7 @@ class LifeSearch:
     def _with_longer_lives(
         self, lives: Lives, window: int, growths: Sequence[int] = GROWTHS, more_s: float = 0.0
     ) -> Iterator[Lives]:
-        """The lives with one change near a window: a life begins earlier, a life ends later, or a life is
-        new.
+        """The lives with one change near a window: a life begins earlier, ends later, or is new.
 
         "Near" reaches from twice the length of a new life, plus `more_s`, before the window to once that
         length after it. A life grows by GROW_FRAC times each of `growths`.
