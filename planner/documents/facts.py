@@ -1329,23 +1329,10 @@ class SmallerHolds:
 
 
 Reason = (
-    HeadsNotShared
-    | KvHeadsNotStored
-    | LayersNotCut
-    | RanksNotOnNodes
-    | RanksNotRouted
-    | WeightsTooLarge
-    | NoRoomForKv
-    | RequestTooLong
-    | WorkersMissing
-    | WorkTooDear
-    | WorkersFail
-    | AloneFails
-    | SeatsTooFew
-    | PairFails
-    | NoDecodeBeside
-    | LinkTooSlow
-    | SmallerHolds
+    (HeadsNotShared | KvHeadsNotStored | LayersNotCut | RanksNotOnNodes | RanksNotRouted)
+    | (WeightsTooLarge | NoRoomForKv | RequestTooLong)
+    | (WorkersMissing | WorkTooDear | WorkersFail | AloneFails | SeatsTooFew | PairFails | NoDecodeBeside)
+    | (LinkTooSlow | SmallerHolds)
 )
 
 
@@ -1405,62 +1392,22 @@ class NoneAlone:
 Note = Remarked | NoneUpTo | NoneAlone | LongestTtft
 
 Binding = (
-    LimitBinds
-    | CapacityBinds
-    | UsedUp
-    | BoundPrice
-    | PromisedAt
-    | AskedAgain
-    | LongerSteps
-    | UpperEnds
-    | InsuranceCosts
-    | AsExpected
-    | ExpectedMissed
-    | NoneForExpected
-    | SpotSpare
-    | SpotGone
-    | CachesSave
-    | PolicyGains
-    | PoliciesRaced
-    | SharingSaves
-    | NotShared
-    | PinnedReplicas
-    | PinsPlaced
-    | WorkerMore
-    | Repeats
-    | GivesWay
-    | NodesFilled
-    | MoreSaves
-    | MoreSavesNothing
-    | WorstHour
-    | OverTheWhole
-    | Finding
-    | ProductionShared
+    (LimitBinds | CapacityBinds | UsedUp | BoundPrice | PromisedAt | AskedAgain)
+    | (LongerSteps | UpperEnds | InsuranceCosts | AsExpected | ExpectedMissed | NoneForExpected)
+    | (SpotSpare | SpotGone)
+    | (CachesSave | PolicyGains | PoliciesRaced | SharingSaves | NotShared | PinnedReplicas | PinsPlaced)
+    | (WorkerMore | Repeats)
+    | (GivesWay | NodesFilled | MoreSaves | MoreSavesNothing)
+    | (WorstHour | OverTheWhole | Finding | ProductionShared)
 )
 """What binds, and what relaxing it would save."""
 
 Assuming = (
-    Assumption
-    | StepTimes
-    | StepSpread
-    | HostOverheads
-    | EngineModelled
-    | UncheckedEngine
-    | Drafts
-    | Adapters
-    | Offloaded
-    | EngineSettings
-    | KvLink
-    | MeasuredWindow
-    | ObligedWork
-    | SmallCaches
-    | UncheckedLeftOut
-    | GpusConsidered
-    | GpusTooSmall
-    | NotOffered
-    | ElectricityCounted
-    | SloInSeconds
-    | OthersLeave
+    (Assumption | StepTimes | StepSpread | HostOverheads | EngineModelled | UncheckedEngine)
+    | (Drafts | Adapters | Offloaded | EngineSettings | KvLink)
+    | (MeasuredWindow | ObligedWork)
+    | (SmallCaches | UncheckedLeftOut | GpusConsidered | GpusTooSmall | NotOffered)
+    | (ElectricityCounted | SloInSeconds | OthersLeave)
 )
 """What a plan takes for granted."""
 
@@ -1516,38 +1463,13 @@ class NoneTogether:
 
 
 Warned = (
-    NotCertified
-    | TooFewKept
-    | IdleMisses
-    | NoneTogether
-    | RoutersMiss
-    | NotDeployable
-    | ServicesApart
-    | OfTraffic
-    | NodesBeyondStock
-    | FewKeepAll
-    | WorstHour
-    | OverTheWhole
-    | ShortTrace
-    | OneTraceRedrawn
-    | GuessedSteps
-    | RooflineWon
-    | NearestEngine
-    | UncheckedEngine
-    | OldPrices
-    | NotSimulated
-    | EndedByClock
-    | LongerSteps
-    | UpperEnds
-    | SpotGone
-    | MissedOnDraws
-    | WorkerMoreFails
-    | DyingAway
-    | EncoderUntimed
-    | PrefixesUncounted
-    | Cautioned
-    | ExpectedMissed
-    | NoneForExpected
+    (NotCertified | TooFewKept | IdleMisses | NoneTogether)
+    | (RoutersMiss | NotDeployable | ServicesApart)
+    | (OfTraffic | NodesBeyondStock | FewKeepAll | WorstHour | OverTheWhole | ShortTrace | OneTraceRedrawn)
+    | (GuessedSteps | RooflineWon | NearestEngine | UncheckedEngine | OldPrices)
+    | (NotSimulated | EndedByClock)
+    | (LongerSteps | UpperEnds | SpotGone | MissedOnDraws | WorkerMoreFails)
+    | (DyingAway | EncoderUntimed | PrefixesUncounted | Cautioned | ExpectedMissed | NoneForExpected)
 )
 """What a reader must know before trusting the figures."""
 
