@@ -103,8 +103,7 @@ def gpus_text(counts: Mapping[str, int]) -> str:
 def joint_table(answer: JointAnswer) -> Rows:
     """A row for the optimum, then one for every controller, by missed windows and then by cost.
 
-    Columns: the totals over all LLMs, then for each LLM its cost on nodes that it does not share, and its
-    missed windows.
+    Columns: the totals over all LLMs, then for each LLM its cost on nodes of its own, and its missed windows.
     """
     names = list(answer.by_llm)
     head = (

@@ -146,8 +146,7 @@ class Certificate:
 class Throughput:
     """The most traffic that the limits allow.
 
-    At the next higher rate, `refuted_rps`, no fleet of level 0 was found; it is None if time ran out before a
-    rate was refuted.
+    At the next higher rate, `refuted_rps`, no fleet of level 0 was found; it is None if time ran out before.
 
     With safety a fleet keeps the SLO in enough scenarios at `rate_rps`; `on_paper_rps` and
     `on_paper_refuted_rps` are then the two rates on paper, else None.

@@ -244,8 +244,7 @@ def with_classes(
     question names a queue that needs one. Without classes there are no deadlines to go by: `edf` is no longer
     raced, and an InputError is raised if the question names it.
 
-    With guarantees to tenants and no target, the queues by tenants are raced likewise, if `plan serve` has
-    them.
+    With guarantees to tenants and no target, those queues by tenants are raced that `plan serve` has.
     """
     if slo.guarantees and not names_queue and target is None:
         by_tenant = tuple(

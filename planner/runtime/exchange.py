@@ -44,8 +44,7 @@ class RoutedRequest:
     """A client's request, with the values that routing needs.
 
     `body` is the client's JSON, and `raw` are the bytes that are sent to workers. `input_tokens` are
-    estimated for a prompt of text. `output_tokens` is the limit that the client named, or else
-    DEFAULT_OUTPUT_TOKENS.
+    estimated for a prompt of text. `output_tokens` is the client's limit, or else DEFAULT_OUTPUT_TOKENS.
     """
 
     id: str

@@ -159,8 +159,7 @@ class PercentileRow:
 class MeasuredComparison:
     """A predicted and a measured run, the rows that compare them, and the verdict of the SLO on each.
 
-    `chosen` are the requests that count: those that arrived in the measured window and finished on both
-    sides.
+    `chosen` are the requests that count: those of the measured window that finished on both sides.
     """
 
     predicted: ComparedRun

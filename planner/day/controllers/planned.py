@@ -1,5 +1,4 @@
-"""fleetplan's own controller: it forecasts the load, and takes as many workers as the plan found enough for
-it.
+"""fleetplan's own controller: it forecasts the load, and takes the workers that the plan found enough for it.
 
 `by: load`, where the plan has load rules (knowledge.LoadRule): the workers of a pool grow with its load, the
 95th percentile of the work that arrived in spans of some seconds, over the last window or a longer `memory`.

@@ -41,8 +41,7 @@ from planner.simulator.elastic import Controller, MetricsReading
 class Scaler(Protocol):
     """Decides the size of one pool.
 
-    `size` is `spec.replicas` of the pool's Deployment: the scaler's last decision, as `PerPool` has limited
-    it.
+    `size` is `spec.replicas` of the pool's Deployment: the scaler's last decision, as `PerPool` limits it.
     """
 
     size: int

@@ -70,8 +70,7 @@ FIRST_STRIDE = 16
 class AnyMomentBound:
     """A lower bound: no controller that keeps every window costs less than `usd`, if more workers never hurt.
 
-    `lives` has for each (pool, k) the stretches of time in which the master's last solution has the k-th
-    worker ready.
+    `lives` has for each (pool, k) when the k-th worker is ready in the master's last solution.
     """
 
     usd: float
@@ -283,8 +282,7 @@ def _last_that_holds(fails: Callable[[int], bool], low: int, high: int) -> int:
 def _unmet(slices: _Slices, window: int, lives: LevelStretches) -> list[Need]:
     """The needs that the master's solution does not meet near a window: one for each span of equal sizes.
 
-    Each worker counts as ready for `exact_s` longer at both ends, so that a cut rules out more than this
-    solution.
+    Each worker counts as ready for `exact_s` longer at both ends, so that a cut rules out more.
     """
     from_s, to_s = slices.span_s(window)
     unmet: list[Need] = []
