@@ -47,7 +47,8 @@ class SloLine(TypedDict):
 
 
 class TenantGuarantee(TypedDict):
-    """A guarantee to tenants, and the tenant that got least of its fair share while its work waited.
+    """A guarantee to tenants, and the tenant that got least of its fair share of service while its work
+    waited.
 
     The share is null where no tenant waited for a whole window.
     """

@@ -32,7 +32,8 @@ OLDER_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """One line of an SLO in a simulation: the value of its percentile, and the share within the limit.
+    """One line of an SLO in a simulation: the value of its percentile, and the share of values within the
+    limit.
 
     Both are of the window `window_s`, or of everything that was measured (None).
     """
@@ -429,7 +430,8 @@ class ProductionShared:
 
 @dataclass(frozen=True, slots=True)
 class MoreSaves:
-    """Raising a shared limit from `amount` to `enough` saves `saves`; having none, `saves_most`.
+    """Raising a shared limit from `amount` to `enough` saves `saves`; without the limit it would be
+    `saves_most`.
 
     With `is_least` no smaller raise saves anything; otherwise there was no time to find out.
     """
@@ -557,7 +559,8 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """KV blocks of a worker type in CPU memory: tokens there and on its GPUs, and the time to load 1000.
+    """KV blocks of a worker type in CPU memory: tokens there and on its GPUs, and the time to load 1000
+    tokens.
 
     Memory and bandwidth are one GPU's share; if the store `is_shared`, they are those of the one store of all
     workers. The `_frac` fields are shares of all prompt tokens.
@@ -937,7 +940,8 @@ class DyingAway:
 
 @dataclass(frozen=True, slots=True)
 class EncoderUntimed:
-    """Prompts hold image tokens, `image_frac` of all, but our steps leave out the encoder's time.
+    """Prompts hold image tokens, `image_frac` of all prompt tokens, but our steps leave out the encoder's
+    time.
 
     The encoder takes at least `encoder_s` for the mean request with images, on one such GPU at its peak.
     """
@@ -1435,7 +1439,8 @@ class TooFewKept:
 
 @dataclass(frozen=True, slots=True)
 class IdleMisses:
-    """Even an idle worker misses a limit in `missed` of `scenario_count` scenarios, more than may be missed.
+    """Even an idle worker misses a limit in `missed` of `scenario_count` scenarios, which is more than may be
+    missed.
 
     So no number of workers keeps the SLO in the wanted share, and the plan is the fleet on paper. `fastest`
     is the fastest worker type; it would keep a limit of `enough_s` in enough scenarios.
