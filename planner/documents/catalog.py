@@ -33,7 +33,7 @@ from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
 from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
 from planner.documents.spreads import SpreadRow, at_medians, spread_of
 from planner.documents.spreads import parse_row as parse_spread_row
-from planner.documents.traffic_description import TASK_KEYS, TaskRow, parse_task_row
+from planner.documents.traffic_description import TASK_KEYS, TaskRow, parse_shipped_task_row, parse_task_row
 from planner.domain import OWNED, AllReduce, Gpu, Slo, payment_suffix, row_of
 from planner.errors import CatalogError, InputError
 from planner.files.checked_files import is_path, read_yaml, repository_dir
@@ -492,7 +492,8 @@ def read_catalog(folder: CatalogLike = None) -> Catalog:
     if directory is not None and (directory / PRICES).exists():
         _add_own_offers(directory / PRICES, gpus, gpu_aliases, provenance)
     acceptance, _ = _rows_and_aliases(paths["acceptance.yaml"], _parse_acceptance_row, {})
-    tasks, _ = _rows_and_aliases(paths["tasks.yaml"], _parse_task_row, {})
+    parse_task = _parse_shipped_task_row if paths["tasks.yaml"].parent == shipped else _parse_task_row
+    tasks, _ = _rows_and_aliases(paths["tasks.yaml"], parse_task, {})
     fit_files = (*(_fit_files(directory) if directory is not None else ()), *_shipped_fit_files())
     return Catalog(
         gpus=GpuRows(gpus),
@@ -743,6 +744,7 @@ _parse_engine_row = _refusing_unknown(ENGINE_KEYS, lambda _, row: parse_engine_r
 _parse_spread_row = _refusing_unknown(SPREAD_KEYS, lambda _, row: parse_spread_row(row))
 _parse_acceptance_row = _refusing_unknown(ACCEPTANCE_KEYS, lambda _, row: parse_acceptance_row(row))
 _parse_task_row = _refusing_unknown(TASK_KEYS, parse_task_row)
+_parse_shipped_task_row = _refusing_unknown(TASK_KEYS, parse_shipped_task_row)
 
 
 def _parse_preset(name: str, row: Section, document: Document) -> SloPreset:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -10,10 +13,11 @@ import numpy as np
 import pytest
 from plans import CATALOG
 
+from planner.documents.catalog import read_catalog
 from planner.documents.schemas.all_schemas import named_schema
 from planner.documents.task import parse_task
 from planner.documents.traffic_description import description_document, parse_description, parse_task_row
-from planner.errors import InputError
+from planner.errors import CatalogError, InputError
 from planner.files.checked_files import to_yaml, yaml_value
 from planner.files.document_values import Section
 from planner.traffic.described import Description, draw_requests, fit_context
@@ -266,3 +270,17 @@ def test_a_rate_that_was_sought_lasts_as_long_as_one_that_is_given(
     given = parse_task(question | {"traffic": traffic | {"rate": 95}}, CATALOG).described
     assert sought is not None and given is not None
     assert sought.at_rate(95.0).duration_s == given.duration_s == expected_s
+
+
+def test_the_shipped_catalog_is_read_without_scipy() -> None:
+    """To describe traffic by each shipped task, as for an own catalog, would import scipy.special."""
+    code = "import sys; from planner.documents.catalog import read_catalog; read_catalog()"
+    code += "; sys.exit('scipy.special' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_task_of_an_own_catalog_is_checked_when_it_is_read(tmp_path: Path) -> None:
+    """Its prompts have 0 tokens."""
+    (tmp_path / "tasks.yaml").write_text("chat: {of: prompts, input: 0, output: 100, source: us}\n")
+    with pytest.raises(CatalogError, match="input"):
+        read_catalog(tmp_path)
