@@ -32,7 +32,7 @@ from planner.simulator.counting import (
     single_gap,
 )
 from planner.simulator.kv_blocks import blocks_for_next_step, blocks_of_steps, steps_with_blocks
-from planner.simulator.layout import BLOCK, DECODE, ONE, ZERO
+from planner.simulator.layout import BLOCK, DECODE, LARGEST, ONE, ZERO
 from planner.simulator.numba_compile import kernel_jit, where_has, where_rare
 from planner.simulator.queue_orders import charge_token, charge_tokens
 
@@ -62,7 +62,7 @@ def accept_drafts(state, l, time_s):
     kind = state.types[worker.type]
     drafts, zero_gaps = lane.width - 1, ZERO
     lane.coming_blocks = 0
-    lane.next_finish_step = np.iinfo(np.int64).max  # Above any step.
+    lane.next_finish_step = LARGEST
     for slot in range(lane.decodes):
         entry = state.slots[l, slot]
         r = entry.request

@@ -63,6 +63,7 @@ from planner.simulator.layout import (
     HELD,
     IN_SERVICE,
     INBOUND,
+    LARGEST,
     LEAVING,
     LIMBO,
     LOST,
@@ -107,7 +108,6 @@ from planner.simulator.request_ends import finish_request, reject_request
 from planner.simulator.router_loads import add_load, assign_request, report_computed, report_token
 from planner.simulator.routing import choose_worker, fits_worker, holds_back
 from planner.simulator.slots import (
-    LATEST_STEP,
     free_seat_and_blocks,
     join_lane,
     refresh_next_finish_step,
@@ -604,7 +604,7 @@ def _end_finished_unordered(state, l, time_s):
 
     One pass does both, because the last slot moves into the emptied one, which the pass reads next.
     """
-    lane, slot, soonest = state.lanes[l], ZERO, LATEST_STEP
+    lane, slot, soonest = state.lanes[l], ZERO, LARGEST
     decode_step = lane.decode_step  # In a variable, since LLVM would read the field for every slot.
     while slot < lane.decodes:
         finish_step = state.slots[l, slot].finish_step

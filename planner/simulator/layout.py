@@ -37,6 +37,9 @@ TTFT, TBT, TPOT, E2E = np.int64(0), np.int64(1), np.int64(2), np.int64(3)  # Val
 FINISHED, REJECTED, UNFINISHED = 0, 1, 2  # Values of REQUEST.status.
 NONE = np.int64(-1)  # In place of an index: no request, worker or entry.
 NEVER = np.inf  # In place of a time: no such event is due.
+# Above every step and every number of a request. If a compiled function called np.iinfo, loading its
+# code from disk would import scipy.linalg.
+LARGEST = np.int64(np.iinfo(np.int64).max)
 ZERO, ONE = np.int64(0), np.int64(1)  # The types of arguments must not differ (see above).
 BLOCK = 16  # Tokens of a KV block.
 # The size of a lane's stack of longest gaps (State.gaps), set by hand: counting.note_gap empties a full one

@@ -27,7 +27,7 @@ import numpy as np
 
 from planner.simulator.caches import evict_idle, keep_prefix, note_taken_blocks
 from planner.simulator.kv_blocks import blocks_of
-from planner.simulator.layout import BLOCK, LEAVING, NONE, ONE, PARTIAL, RESTING, ZERO
+from planner.simulator.layout import BLOCK, LARGEST, LEAVING, NONE, ONE, PARTIAL, RESTING, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
 from planner.simulator.queue_orders import priority_of
 from planner.simulator.queues import append_to_list, pop_first
@@ -100,7 +100,7 @@ def _next_in_need(state, l, rows, served):
 
     NONE if there is none. Other decodes take tokens of the budget alone (`_tokens_before`).
     """
-    lane, found, least = state.lanes[l], np.int64(NONE), np.int64(np.iinfo(np.int64).max)
+    lane, found, least = state.lanes[l], np.int64(NONE), LARGEST
     for slot in range(lane.decodes):
         entry = state.slots[l, slot]
         if served < entry.admission_number < least and _decode_blocks(lane, entry) > 0:

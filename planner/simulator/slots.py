@@ -18,14 +18,12 @@ from planner.policies import VLLM_V1
 from planner.simulator.caches import release_prefix
 from planner.simulator.counting import note_decoding, record_part, settle_gap
 from planner.simulator.kv_blocks import blocks_for_next_step, blocks_of, request_blocks, seat_blocks
-from planner.simulator.layout import BLOCK, LEAVING, NONE, RESTING, UNFINISHED, ZERO
+from planner.simulator.layout import BLOCK, LARGEST, LEAVING, NONE, RESTING, UNFINISHED, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
 from planner.simulator.polling import has_step_in_flight
 from planner.simulator.queue_orders import enqueue_preempted
 from planner.simulator.queues import append_to_list, pop_first, remove_from_list
 from planner.simulator.router_loads import add_load, report_token
-
-LATEST_STEP = np.int64(np.iinfo(np.int64).max)  # Above every step at which a decode ends.
 
 
 @kernel_jit
@@ -104,7 +102,7 @@ def take_out(state, l, slot):
 @kernel_jit
 def refresh_next_finish_step(state, l):
     """Find the step at which the lane's next decode ends, after its slots have changed."""
-    lane, soonest = state.lanes[l], LATEST_STEP
+    lane, soonest = state.lanes[l], LARGEST
     for slot in range(lane.decodes):
         soonest = min(soonest, state.slots[l, slot].finish_step)
     lane.next_finish_step = soonest

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 from numba import njit
+from simulations import one_bad_hour
 
+from planner.simulator import kernel
 from planner.simulator.linking import FunctionCompiler, LinkedFunction, LinkedProgram, ProgramCompiler
 from planner.simulator.numba_compile import kernel_jit, small_jit
+from planner.simulator.replay import simulate
 
 _jit: Any = njit
 
@@ -71,3 +74,12 @@ def test_no_index_is_looked_at_for_its_sign() -> None:
     _whole(np.array([3.0]), 1)
     texts = [str(each.library._final_module) for each in _at.overloads.values()]
     assert texts and not any("icmp slt i64" in text for text in texts)
+
+
+def test_loading_the_kernel_imports_no_array_functions_of_numba() -> None:
+    """Stored code names the modules of all functions in it, and numba.np.arraymath imports scipy.linalg."""
+    simulate(*one_bad_hour())
+    forms: Any = kernel.simulate_events.overloads
+    modules = {env.globals["__name__"] for form in forms.values() for env in form.referenced_envs}
+    assert "planner.simulator.slots" in modules
+    assert not {name for name in modules if name.startswith("numba.np.")}
