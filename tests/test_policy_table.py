@@ -18,7 +18,7 @@ from planner import manifests
 from planner.documents.fleet_file import RouterRow
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
-from planner.manifests.deployed_routing import routing_notes
+from planner.manifests.manifest_notes import routing_notes
 from planner.policies import (
     BY_FIELD,
     ENDPOINT_PICKER_DECODE,

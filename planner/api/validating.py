@@ -34,7 +34,7 @@ from planner.traffic.trace import Trace, spread_stamps
 if TYPE_CHECKING:
     from planner.runtime.analysis import EngineKind, Validation, ValidationSetup
     from planner.runtime.endpoint import Endpoint
-    from planner.runtime.measured_against_simulated import Tolerances
+    from planner.runtime.prediction_errors import Tolerances
 
 
 class ValidationKeys(TypedDict, total=False):
@@ -288,7 +288,7 @@ def _tolerances(how: ValidationKeys) -> Tolerances:
     """How far off a prediction may be: as the user says, or else by default. Defaults are wider for engines
     on this machine's CPU, because router and client take cores from them.
     """
-    from planner.runtime.measured_against_simulated import CPU_TOLERANCES, Tolerances
+    from planner.runtime.prediction_errors import CPU_TOLERANCES, Tolerances
     from profiling.vllm_install import is_cpu_build
 
     is_cpu = how.get("engine") == "rehearsal" or (how.get("url") is None and is_cpu_build())

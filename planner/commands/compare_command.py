@@ -72,23 +72,25 @@ def compare(
     from planner.parallel.executors import Executor
     from planner.studies.fleet_comparison import NAMES
 
-    paths = [_name_and_path(text) for text in fleet]
+    named_files = [_name_and_path(text) for text in fleet]
     if out is not None:
         check_output_directory(out)
-        refuse_to_overwrite([out / name for name in NAMES], slo, trace, *(path for _, path in paths))
+        refuse_to_overwrite([out / name for name in NAMES], slo, trace, *(path for _, path in named_files))
     with Progress(quiet=quiet) as progress:
         policy_variants = _policy_variants(policies or [])
         rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
-        files = [(path, read_fleet(path, rows, slo=slo)) for _, path in paths]
-        sentences = [text for file in files for text in fleet_file_warnings(*file, slo=slo, catalog=rows)]
-        warnings = print_warnings(sentences)
+        warnings = print_warnings(
+            sentence
+            for _, path in named_files
+            for sentence in fleet_file_warnings(path, read_fleet(path, rows, slo=slo), slo=slo, catalog=rows)
+        )
         # The unscaled requests: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
         requests = read_requests(
             trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_rate_given=traffic is not None
         )
-        progress(f"simulating {len(paths) * max(len(policy_variants), 1)} fleets with policies")
+        progress(f"simulating {len(named_files) * max(len(policy_variants), 1)} fleets with policies")
         result = compare_fleets(
-            paths,
+            named_files,
             requests,
             slo,
             policies=policy_variants or None,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.importers.silicon_experts import MsByTokens
-from planner.importers.silicon_nodes import experts_by_routing, format_tables, interpolate_times, table_times
+from planner.importers.silicon_tables import experts_by_routing, format_tables, interpolate_times, table_times
 from planner.models.llm import Llm
 
 VLLM_VERSION = "0.24.0"  # The version in which the tables were measured.

@@ -7,7 +7,7 @@ FlashInfer, which multiplies in 8 bits, twice as fast. AIConfigurator measured t
 from typing import Any
 
 from planner.importers.silicon_experts import MsByTokens
-from planner.importers.silicon_nodes import experts_by_routing, format_tables, interpolate_times, table_times
+from planner.importers.silicon_tables import experts_by_routing, format_tables, interpolate_times, table_times
 from planner.models.llm import Llm
 
 SGLANG_VERSION = "0.5.14"  # The version in which the tables were measured.

@@ -12,7 +12,6 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.manifests import (
     compose,
-    deployed_routing,
     disaggregatedset,
     dynamo,
     engine_command,
@@ -21,6 +20,7 @@ from planner.manifests import (
     kv_store,
     llm_d,
     lws,
+    manifest_notes,
     plain_vllm,
     production_stack,
     ray_serve,
@@ -126,7 +126,7 @@ def render(
             sglang_engine.refuse_sglang(fleet, name)
             target_files = _render_target(name, fleet, max_model_len)
             row = next((row for row in router_rows if row.target == name), None)
-            target_notes = deployed_routing.routing_notes(fleet, name, is_simulated=row is not None)
+            target_notes = manifest_notes.routing_notes(fleet, name, is_simulated=row is not None)
         except InputError as error:
             if target != "all":
                 raise
@@ -137,8 +137,8 @@ def render(
                 warning = _missed_warning(row)
             elif target_notes:  # A target that routes as the plan does needs no simulation of its own.
                 warning = _other_target_warning(name, router_rows)
-            files |= deployed_routing.with_first_line(
-                deployed_routing.with_notes(target_files, target_notes), engine_command.one_line(warning)
+            files |= manifest_notes.with_first_line(
+                manifest_notes.with_notes(target_files, target_notes), engine_command.one_line(warning)
             )
             notes[name] = target_notes
             if warning:

@@ -78,7 +78,7 @@ def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
     """The Helm chart of `files`, made anew after a change of their kubernetes.yaml (scalable_pools.py)."""
     objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
     chart, path = helm_chart.chart_files(fleet, objects, files), f"{helm_chart.FOLDER}/values.yaml"
-    # The old values.yaml may have more comments at its top (deployed_routing.py adds them), so these replace
+    # The old values.yaml may have more comments at its top (manifest_notes.py adds them), so these replace
     # the first line of the new one, which is its only comment.
     comments = [line for line in files[path].splitlines(keepends=True) if line.startswith("#")]
     return chart | {path: "".join(comments) + chart[path].partition("\n")[2]}

@@ -25,13 +25,9 @@ from planner.runtime.endpoint import Endpoint
 from planner.runtime.engine_log import EngineLog, read_step_logs
 from planner.runtime.engine_scraper import EngineTimes, engine_times
 from planner.runtime.live_replay import JournalFile
-from planner.runtime.measured_against_simulated import (
-    MeasuredComparison,
-    Measurement,
-    Tolerances,
-    compare_with_simulation,
-)
+from planner.runtime.measured_against_simulated import Measurement, compare_with_simulation
 from planner.runtime.own_clock import compare_undisturbed
+from planner.runtime.prediction_errors import MeasuredComparison, Tolerances
 from planner.runtime.replanned import Replanned, replan
 from planner.traffic.trace import Trace
 

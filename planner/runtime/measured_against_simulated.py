@@ -1,7 +1,7 @@
 """Compares a measured run with the simulation of the same requests on the same fleet.
 
-The measurement is converted to the simulator's own form (`Simulation`), so the same functions judge both.
-Each part of an interrupted run is simulated by itself, from an idle fleet, as it was measured.
+The measurement is converted to the simulator's own form (`Simulation`), and prediction_errors.py compares the
+two. Each part of an interrupted run is simulated by itself, from an idle fleet, as it was measured.
 
 If engines have step logs, times are the engines' own: from the moment when a request reaches the engine to
 the moment when its tokens are on the host. The simulation starts each request at the same moment, without the
@@ -17,6 +17,8 @@ neither side counts the prefill worker's token, which the client does not see. W
 count it, as the first one.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -26,181 +28,45 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Limit, Metric, Selector, Slo, selectors_of
+from planner.domain import Limit, Selector, Slo, selectors_of
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.runtime.engine_log import EngineLog, EngineRequest
-from planner.runtime.live_replay import Journal, ReplayPart, RequestOutcome, Status
-from planner.simulator import Simulation, Verdict, judge_slo, simulate
-from planner.simulator.measured_values import measured_mask, percentile_s
+from planner.runtime.live_replay import Journal, ReplayPart, RequestOutcome
+from planner.runtime.prediction_errors import (
+    STATUS_OF,
+    ComparedRun,
+    MeasuredComparison,
+    Tolerances,
+    compare_parts,
+    per_request_columns,
+)
+from planner.simulator import Simulation, simulate
 from planner.simulator.recorded_gaps import gaps_s
-from planner.slo_metrics import METRICS
+from planner.simulator.simulation import Floats, Ints
 from planner.traffic.classes import class_numbers
 from planner.traffic.sessions import session_numbers
-from planner.traffic.trace import Trace, measured_window, warm_up_s
-from planner.units import percentile_name
+from planner.traffic.trace import Trace, measured_window
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-PERCENTILES = (0.5, 0.9, 0.99)
-# Arrays of every Simulation with a value per request; `_per_request_columns` adds those that only some have.
-PER_REQUEST = (
-    *("arrival_s", "input_tokens", "output_tokens", "queue_s", "ttft_s", "tpot_s", "tbt_max_s"),
-    *("e2e_s", "prefill_worker", "decode_worker", "preemptions", "status"),
-)
-SESSION_METRICS = ("session", "session-served")  # The two times of a session by `session_times_s`.
-# Numbers of simulation.STATUS for a replay's outcomes: unsent counts as rejected, failed as unfinished.
-STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}
 # The numbers of the part and of the request in a name that `live_replay.request_name` made.
 _REQUEST_NAME = re.compile(r"p(\d+)r(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Tolerances:
-    """The largest errors that count as agreement.
+def compare_with_simulation(
+    measurement: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
+) -> MeasuredComparison:
+    """Simulate the requests that were sent on `fleet`, and compare.
 
-    They are relative for percentiles, and a difference of two shares for attainment. The defaults were set by
-    hand.
+    `fleet` is the run's own, or one whose step times are corrected by the run (runtime/step_fits.py).
     """
-
-    p50_frac: float = 0.05
-    p90_frac: float = 0.09
-    attainment_frac: float = 0.02
-
-    def tolerance_of(self, percentile_frac: float) -> float | None:
-        """The tolerance of a percentile; None for p99, which scatters too much to be judged."""
-        return {0.5: self.p50_frac, 0.9: self.p90_frac}.get(percentile_frac)
-
-
-# Engines on a CPU share its cores with router and client, so times are less repeatable. Set by hand.
-CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ComparedRun:
-    """A measured or simulated run: its requests in the simulator's form, and every gap between tokens.
-
-    `gap_weight` counts equal gaps, which a simulation records once. `session` is the number of each request's
-    session; -1 for a request without a session, or if the run lacks requests of the session.
-    """
-
-    requests: Simulation
-    gap_s: Floats
-    gap_weight: Floats
-    session: Ints
-
-    def values_s(self, metric: Metric, chosen: npt.NDArray[np.bool_]) -> tuple[Floats, Floats | None]:
-        """Values of a metric over the chosen requests (for tbt over all gaps), and their weights."""
-        if METRICS[metric].is_of_gaps:
-            return self.gap_s, self.gap_weight
-        values_s = METRICS[metric].values_s(self.requests)[chosen]
-        return values_s[np.isfinite(values_s)], None
-
-    def sessions_s(self, chosen: npt.NDArray[np.bool_]) -> dict[str, Floats]:
-        """The times of the sessions of which all requests are chosen, by the names in SESSION_METRICS."""
-        whole = chosen & (self.session >= 0) & ~np.isin(self.session, self.session[~chosen])
-        arrival_s, e2e_s = self.requests.arrival_s[whole], self.requests.e2e_s[whole]
-        return dict(
-            zip(
-                SESSION_METRICS,
-                session_times_s(self.session[whole], arrival_s, arrival_s + e2e_s),
-                strict=True,
-            )
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PercentileRow:
-    """A percentile of a metric, or of the times of sessions, predicted and measured; NaN without values."""
-
-    metric: str
-    percentile_frac: float
-    predicted_s: float
-    measured_s: float
-    tolerance_frac: float | None
-
-    @property
-    def error_frac(self) -> float:
-        """Predicted over measured, minus 1.
-
-        It is infinite if 0 was measured and more was predicted, and NaN without values.
-        """
-        if self.measured_s == 0:
-            return math.inf if self.predicted_s > 0 else 0.0
-        return self.predicted_s / self.measured_s - 1
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether the row counts for agreement.
-
-        It does not without a tolerance or without values (for instance the gaps of answers of one token).
-        """
-        return self.tolerance_frac is not None and not math.isnan(self.error_frac)
-
-    @property
-    def holds(self) -> bool:
-        """Whether the error is within the tolerance; True for a row that is not judged (its error is NaN)."""
-        return self.tolerance_frac is None or not abs(self.error_frac) > self.tolerance_frac
-
-    def as_dict(self) -> dict[str, Any]:
-        """The row as plain values, for validation.json."""
-        return {
-            "metric": self.metric,
-            "percentile": percentile_name(self.percentile_frac),
-            "predicted_s": self.predicted_s,
-            "measured_s": self.measured_s,
-            "error_frac": self.error_frac,
-            "tolerance_frac": self.tolerance_frac,
-            "holds": self.holds,
-        }
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MeasuredComparison:
-    """A predicted and a measured run, the rows that compare them, and the verdict of the SLO on each.
-
-    `chosen` are the requests that count: those of the measured window that finished on both sides.
-    """
-
-    predicted: ComparedRun
-    measured: ComparedRun
-    chosen: npt.NDArray[np.bool_]
-    rows: tuple[PercentileRow, ...]
-    predicted_verdict: Verdict
-    measured_verdict: Verdict
-    tolerances: Tolerances
-
-    @property
-    def attainment_error_frac(self) -> float:
-        """The predicted attainment less the measured one."""
-        return self.predicted_verdict.attainment_frac - self.measured_verdict.attainment_frac
-
-    @property
-    def attainment_agrees(self) -> bool:
-        """Whether measured and predicted attainment differ by no more than the tolerance."""
-        rounding = 1e-12  # A difference of exactly the tolerance counts as agreement.
-        return abs(self.attainment_error_frac) <= self.tolerances.attainment_frac + rounding
-
-    @property
-    def judged_rows(self) -> tuple[PercentileRow, ...]:
-        """The rows that have a tolerance, which decide whether the prediction was right."""
-        return tuple(row for row in self.rows if row.is_judged)
-
-    @property
-    def agrees(self) -> bool:
-        """Whether all judged rows and attainment are within tolerance; False if nothing could be compared."""
-        return (
-            bool(self.judged_rows) and all(row.holds for row in self.judged_rows) and self.attainment_agrees
-        )
-
-    def scatter(self, metric: Metric) -> tuple[Floats, Floats]:
-        """The predicted and the measured values of a metric, for each request that counts."""
-        values_s = METRICS[metric].values_s
-        predicted_s, measured_s = (
-            values_s(run.requests)[self.chosen] for run in (self.predicted, self.measured)
-        )
-        is_in_both = np.isfinite(predicted_s) & np.isfinite(measured_s)
-        return predicted_s[is_in_both], measured_s[is_in_both]
+    parts = [
+        compare_part(measurement, part, fleet, slo)
+        for part in measurement.journal.parts
+        if outcomes_of_part(measurement, part)
+    ]
+    if not parts:
+        raise InputError("no request has ended: nothing was measured")
+    return compare_parts(parts, slo, tolerances)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,64 +119,6 @@ class Measurement:
         )
 
 
-def compare_with_simulation(
-    measurement: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
-) -> MeasuredComparison:
-    """Simulate the requests that were sent on `fleet`, and compare.
-
-    `fleet` is the run's own, or one whose step times are corrected by the run (runtime/step_fits.py).
-    """
-    parts = [
-        compare_part(measurement, part, fleet, slo)
-        for part in measurement.journal.parts
-        if outcomes_of_part(measurement, part)
-    ]
-    if not parts:
-        raise InputError("no request has ended: nothing was measured")
-    return compare_parts(parts, slo, tolerances)
-
-
-def compare_parts(
-    parts: Sequence[tuple[ComparedRun, ...]], slo: Slo, tolerances: Tolerances
-) -> MeasuredComparison:
-    """Join the (predicted, measured) parts one after the other, and compare them as one run."""
-    predicted, measured = map(_join_parts, zip(*parts, strict=True))
-    finished = STATUS_OF["finished"]
-    chosen = measured_mask(measured.requests)
-    chosen &= (measured.requests.status == finished) & (predicted.requests.status == finished)
-    # By the name of a row: on each side the values and their weights.
-    values: dict[str, list[tuple[Floats, Floats | None]]] = {
-        metric: [side.values_s(metric, chosen) for side in (predicted, measured)]
-        for metric, row in METRICS.items()
-        if not row.is_of_agents  # Metrics of agents are of whole tasks, which a measured run does not mark.
-    }
-    if (measured.session >= 0).any():
-        session_times = [side.sessions_s(chosen) for side in (predicted, measured)]
-        values |= {name: [(times[name], None) for times in session_times] for name in SESSION_METRICS}
-    rows = []
-    for name, sides in values.items():
-        for frac in PERCENTILES:
-            predicted_s, measured_s = (percentile_s(times_s, frac, weight) for times_s, weight in sides)
-            rows.append(PercentileRow(name, frac, predicted_s, measured_s, tolerances.tolerance_of(frac)))
-    # A measured run is not judged by windows, nor by guarantees of service to tenants: engines do not say
-    # when they began to serve a request.
-    judged_slo = replace(slo, every_s=None, guarantees=())
-    verdicts = [judge_slo(side.requests, judged_slo) for side in (predicted, measured)]
-    return MeasuredComparison(predicted, measured, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
-
-
-def outcomes_of_part(measurement: Measurement, part: ReplayPart) -> list[RequestOutcome]:
-    """The outcomes of the requests that ended in this part.
-
-    Requests of the part that did not end were sent again in a later part, and have their outcome there.
-    """
-    return [
-        measurement.journal.outcomes[request]
-        for request in part.requests
-        if request in measurement.journal.outcomes and measurement.journal.outcomes[request].part == part.part
-    ]
-
-
 def compare_part(
     measurement: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo
 ) -> tuple[ComparedRun, ComparedRun]:
@@ -328,7 +136,7 @@ def compare_part(
     outcomes = {outcome.request: outcome for outcome in outcomes_of_part(measurement, part)}
     has_outcome = np.array([request in outcomes for request in order])
     ended = [outcomes[request] for request in order if request in outcomes]
-    columns = {name: getattr(simulation, name)[has_outcome] for name in _per_request_columns(simulation)}
+    columns = {name: getattr(simulation, name)[has_outcome] for name in per_request_columns(simulation)}
     predicted = replace(simulation, **columns)
     measured, gaps = _measured_simulation(
         measurement, part, predicted, ended, logs_by_request, slo, measured_window(sent_trace)
@@ -345,35 +153,16 @@ def compare_part(
     )
 
 
-def _with_gaps_of(
-    counts: npt.NDArray[np.bool_], predicted: Simulation, fleet: Fleet, trace: Trace
-) -> Simulation:
-    """The prediction with only the gaps between tokens of the requests for which `counts` is true.
+def outcomes_of_part(measurement: Measurement, part: ReplayPart) -> list[RequestOutcome]:
+    """The outcomes of the requests that ended in this part.
 
-    `counts` (n,) has a value for each request of the simulated `trace`.
+    Requests of the part that did not end were sent again in a later part, and have their outcome there.
     """
-    # A simulation records gaps by class. The LLM that a request names changes no time, so one name stands
-    # for each class of the SLO (from 0 on), one for requests of none, and one for those that do not count.
-    selectors = selectors_of(predicted.limits)
-    names = ("uncounted", "none", *map(str, range(len(selectors))))
-    llm = np.where(counts, class_numbers(selectors, trace) + 2, 0)
-    limits = [Limit("tbt", 0.5, math.inf, Selector(name, llms=(name,))) for name in names[1:]]
-    runs = simulate(fleet, replace(trace, llm=llm, llms=names), limits=limits, record=True).runs
-    # In `runs` 0 stands for all requests, 1 for those of no class, and the classes follow.
-    of_all, of_classes = runs[runs["of_class"] > 0], runs[runs["of_class"] > 1]
-    of_all["of_class"] = 0
-    of_classes["of_class"] -= 1
-    predicted = replace(
-        predicted,
-        runs=np.concatenate([of_all, of_classes]),
-        counted=predicted.counted.copy(),
-        violations=predicted.violations.copy(),
-    )
-    for j, limit in enumerate(predicted.limits):
-        if limit.metric_row.is_of_gaps:
-            gap_s, weight = gaps_s(predicted, predicted.class_number(limit.selector))
-            predicted.counted[j], predicted.violations[j] = weight.sum(), weight[gap_s > limit.limit_s].sum()
-    return predicted
+    return [
+        measurement.journal.outcomes[request]
+        for request in part.requests
+        if request in measurement.journal.outcomes and measurement.journal.outcomes[request].part == part.part
+    ]
 
 
 def _simulated_trace(
@@ -417,16 +206,6 @@ def _simulated_trace(
     # A pair of workers computes one token more (the module's docstring says why).
     is_pair = [r in all_sent and len(all_sent[r].workers) == 2 for r in requests]
     return replace(sent_trace, output_tokens=sent_trace.output_tokens + np.array(is_pair)), requests
-
-
-def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
-    """The session of each of these requests, as in `ComparedRun.session`: -1 if it is not complete."""
-    all_sessions = session_numbers(trace)
-    session = all_sessions[list(requests)]
-    size = np.bincount(all_sessions, minlength=len(trace))
-    present = np.bincount(session, minlength=len(trace))
-    # A request that belongs to no session is in `session_numbers` a session of one.
-    return np.where((size[session] > 1) & (size[session] == present[session]), session, -1)
 
 
 def _request_times_s(
@@ -527,68 +306,45 @@ def _measured_simulation(
     )
 
 
-def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:
-    reports_hits, has_classes = simulation.cached_tokens is not None, simulation.of_class.size > 0
-    return (
-        *PER_REQUEST,
-        *(["cached_tokens"] if reports_hits else ()),
-        *(["of_class"] if has_classes else ()),
-    )
+def _with_gaps_of(
+    counts: npt.NDArray[np.bool_], predicted: Simulation, fleet: Fleet, trace: Trace
+) -> Simulation:
+    """The prediction with only the gaps between tokens of the requests for which `counts` is true.
 
-
-def _join_parts(parts: Sequence[ComparedRun]) -> ComparedRun:
-    """Join the parts of a run without pauses: each begins at the last arrival of the part before."""
-    if len(parts) == 1:
-        return parts[0]
-    shift_s, arrivals = 0.0, []
-    for part in parts:
-        arrivals.append(part.requests.arrival_s + shift_s)
-        shift_s = float(arrivals[-1].max())
-    whole: dict[str, Any] = {
-        name: np.concatenate([getattr(part.requests, name) for part in parts])
-        for name in _per_request_columns(parts[0].requests)
-    }
-    whole["arrival_s"] = np.concatenate(arrivals)
-    last = parts[-1].requests
-    totals: dict[str, Any] = {
-        name: sum(getattr(part.requests, name) for part in parts)
-        for name in ("worker_busy_s", "worker_steps", "worker_tokens", "violations", "counted")
-    }
-    start_s, end_s = float(whole["arrival_s"].min()), float(whole["arrival_s"].max())
-    requests = replace(
-        last,
-        **whole,
-        **totals,
-        window_s=(start_s + warm_up_s(end_s - start_s), end_s),
-        complete=all(part.requests.complete for part in parts),
-        runs=last.runs[:0],  # Steps of single parts cannot be joined, and nothing here reads them.
-        nominal_end_s=np.inf,  # The arrivals of parts are shifted, so that no nominal end fits them.
-    )
-    return ComparedRun(
-        requests,
-        np.concatenate([part.gap_s for part in parts]),
-        np.concatenate([part.gap_weight for part in parts]),
-        np.concatenate([part.session for part in parts]),
-    )
-
-
-def session_times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
-    """The total and the served time of each session, in the order of their numbers.
-
-    The total time is from the arrival of the first request to the end of the last, with the user's thinking.
-    The served time is the part of it in which at least one request of the session had arrived and not ended.
+    `counts` (n,) has a value for each request of the simulated `trace`.
     """
-    order = np.lexsort((arrival_s, session))
-    firsts = np.flatnonzero(np.diff(session[order], prepend=-1))  # Where a session begins in this order.
-    groups = zip(np.split(arrival_s[order], firsts[1:]), np.split(end_s[order], firsts[1:]), strict=True)
-    total, served = [], []
-    for begin, end in groups if len(order) else ():
-        latest_end = np.maximum.accumulate(end)
-        # The time of a request counts from here on: before it, an earlier request of the session was served.
-        uncovered = np.maximum(begin, np.concatenate(([begin[0]], latest_end[:-1])))
-        total.append(latest_end[-1] - begin[0])
-        served.append(np.maximum(end - uncovered, 0.0).sum())
-    return np.array(total), np.array(served)
+    # A simulation records gaps by class. The LLM that a request names changes no time, so one name stands
+    # for each class of the SLO (from 0 on), one for requests of none, and one for those that do not count.
+    selectors = selectors_of(predicted.limits)
+    names = ("uncounted", "none", *map(str, range(len(selectors))))
+    llm = np.where(counts, class_numbers(selectors, trace) + 2, 0)
+    limits = [Limit("tbt", 0.5, math.inf, Selector(name, llms=(name,))) for name in names[1:]]
+    runs = simulate(fleet, replace(trace, llm=llm, llms=names), limits=limits, record=True).runs
+    # In `runs` 0 stands for all requests, 1 for those of no class, and the classes follow.
+    of_all, of_classes = runs[runs["of_class"] > 0], runs[runs["of_class"] > 1]
+    of_all["of_class"] = 0
+    of_classes["of_class"] -= 1
+    predicted = replace(
+        predicted,
+        runs=np.concatenate([of_all, of_classes]),
+        counted=predicted.counted.copy(),
+        violations=predicted.violations.copy(),
+    )
+    for j, limit in enumerate(predicted.limits):
+        if limit.metric_row.is_of_gaps:
+            gap_s, weight = gaps_s(predicted, predicted.class_number(limit.selector))
+            predicted.counted[j], predicted.violations[j] = weight.sum(), weight[gap_s > limit.limit_s].sum()
+    return predicted
+
+
+def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
+    """The session of each of these requests, as in `ComparedRun.session`: -1 if it is not complete."""
+    all_sessions = session_numbers(trace)
+    session = all_sessions[list(requests)]
+    size = np.bincount(all_sessions, minlength=len(trace))
+    present = np.bincount(session, minlength=len(trace))
+    # A request that belongs to no session is in `session_numbers` a session of one.
+    return np.where((size[session] > 1) & (size[session] == present[session]), session, -1)
 
 
 def outside_s(measurement: Measurement) -> Floats:

@@ -24,15 +24,8 @@ from planner.domain import Metric, Slo
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
 from planner.runtime.engine_log import EngineLog, EngineRequest
 from planner.runtime.live_replay import Journal, ReplayPart, RequestOutcome
-from planner.runtime.measured_against_simulated import (
-    ComparedRun,
-    MeasuredComparison,
-    Measurement,
-    Tolerances,
-    compare_part,
-    compare_parts,
-    outcomes_of_part,
-)
+from planner.runtime.measured_against_simulated import Measurement, compare_part, outcomes_of_part
+from planner.runtime.prediction_errors import ComparedRun, MeasuredComparison, Tolerances, compare_parts
 from planner.runtime.step_fits import includes_other_processes
 from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.slo_metrics import METRICS

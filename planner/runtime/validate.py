@@ -36,7 +36,7 @@ from planner.runtime.analysis import Validation, ValidationSetup, analyse_run
 from planner.runtime.budget import is_spent
 from planner.runtime.connection_limits import listening
 from planner.runtime.live_replay import JournalFile, Sending, block_prompt, replay_trace, unique_prompt
-from planner.runtime.measured_against_simulated import Tolerances
+from planner.runtime.prediction_errors import Tolerances
 from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.service import serve_until_drained
 from planner.runtime.validation_files import all_figures, render_files

@@ -19,8 +19,9 @@ from planner.reports.output import plain_value
 from planner.reports.words import describe_fleet
 from planner.runtime.analysis import Validation
 from planner.runtime.live_replay import lateness_s
-from planner.runtime.measured_against_simulated import MeasuredComparison, PercentileRow, outside_s
+from planner.runtime.measured_against_simulated import outside_s
 from planner.runtime.own_clock import stolen_frac
+from planner.runtime.prediction_errors import MeasuredComparison, PercentileRow
 from planner.runtime.replanned import MOST_TIMES, Replanned
 from planner.runtime.step_fits import includes_other_processes
 from planner.simulator.layout import FINISHED

@@ -22,7 +22,7 @@ from planner.reports.encoding import Floats, data_of_rows, line_points
 from planner.reports.output import requests_csv
 from planner.reports.page import charts_html, figures_html, list_html, page_html, section_html, table_html
 from planner.runtime.analysis import Validation
-from planner.runtime.measured_against_simulated import ComparedRun, MeasuredComparison
+from planner.runtime.prediction_errors import ComparedRun, MeasuredComparison
 from planner.runtime.step_fits import with_corrections
 from planner.runtime.validation_document import (
     STATUSES,

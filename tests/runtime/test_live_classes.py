@@ -19,7 +19,8 @@ from planner.runtime.exchange import TENANT_HEADER
 from planner.runtime.fake_engine import FakeEngine, _EngineRequest
 from planner.runtime.live_replay import Journal, ReplayPart, RequestOutcome
 from planner.runtime.live_routing import priority_number
-from planner.runtime.measured_against_simulated import Measurement, Tolerances, compare_with_simulation
+from planner.runtime.measured_against_simulated import Measurement, compare_with_simulation
+from planner.runtime.prediction_errors import Tolerances
 from planner.traffic.classes import select_requests, takes_request
 from planner.traffic.trace import Trace
 

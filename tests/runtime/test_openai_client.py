@@ -18,7 +18,7 @@ from planner.models.latency import StepLatency
 from planner.runtime.analysis import ValidationSetup, analyse_run
 from planner.runtime.endpoint import Endpoint
 from planner.runtime.live_replay import JournalFile
-from planner.runtime.measured_against_simulated import CPU_TOLERANCES
+from planner.runtime.prediction_errors import CPU_TOLERANCES
 from planner.runtime.remote_validation import measure_endpoint
 from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.validation_document import validation_document

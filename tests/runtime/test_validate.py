@@ -39,13 +39,12 @@ from planner.runtime.live_replay import (
 )
 from planner.runtime.measured_against_simulated import (
     Measurement,
-    PercentileRow,
-    Tolerances,
     compare_part,
     compare_with_simulation,
     outside_s,
 )
 from planner.runtime.own_clock import compare_undisturbed, stolen_frac
+from planner.runtime.prediction_errors import PercentileRow, Tolerances
 from planner.runtime.replanned import find_fewest_workers, replan
 from planner.runtime.step_fits import compare_steps, correct_fits, fleet_as_run, with_corrections
 from planner.runtime.step_log import StepLog

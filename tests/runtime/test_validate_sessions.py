@@ -22,12 +22,8 @@ from planner.runtime.live_replay import (
     _Agenda,
     replay_trace,
 )
-from planner.runtime.measured_against_simulated import (
-    Measurement,
-    Tolerances,
-    compare_with_simulation,
-    session_times_s,
-)
+from planner.runtime.measured_against_simulated import Measurement, compare_with_simulation
+from planner.runtime.prediction_errors import Tolerances, session_times_s
 from planner.runtime.router import RouterSettings
 from planner.runtime.validate import slice_plan, validate
 from planner.simulator import simulate

@@ -29,7 +29,7 @@ from planner.models.latency import StepLatency
 from planner.runtime import probe
 from planner.runtime.analysis import ValidationSetup
 from planner.runtime.endpoint import Endpoint
-from planner.runtime.measured_against_simulated import CPU_TOLERANCES
+from planner.runtime.prediction_errors import CPU_TOLERANCES
 from planner.runtime.validate import validate
 from planner.runtime.validation_document import validation_document
 from planner.traffic.trace import Trace
