@@ -56,9 +56,9 @@ from planner.search.several.several_llms import plan_together
 from planner.simulator.elastic import ElasticPool, refuse_waits
 from planner.solvers.master import FleetLimits
 from planner.studies.what_if import Study
-from planner.traffic.formats import DATE_S
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
+from planner.traffic.trace_rows import DATE_S
 
 # Without `most` a pool may grow to this many times its size in the static fleet, and by at least this many
 # workers: after a burst, more workers must serve what waited while they started. Set by hand.

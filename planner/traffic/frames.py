@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 
 from planner.errors import TraceError
-from planner.traffic.formats import TraceRows, is_known_format
+from planner.traffic.formats import is_known_format
 from planner.traffic.logs.log_reading import ANY, LogOptions, read_frame
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import ids_of
+from planner.traffic.trace_rows import TraceRows
 
 NAME = "DataFrame"  # The name of a table without one, in errors.
 

@@ -1,5 +1,5 @@
 """Warnings about a trace that can be read, but whose times are doubtful: a long gap, an unlikely unit of the
-clock, or a time before that of an earlier row. The readers of traces (formats.py, logs/) add them.
+clock, or a time before that of an earlier row. The readers of traces (trace_rows.py, logs/) add them.
 
 The limits below were set by hand.
 """

@@ -33,12 +33,13 @@ from planner.files import column_files, csv_lines
 from planner.files.checked_files import MAX_DOCUMENT_BYTES, open_input, open_text
 from planner.files.csv_lines import CommaSeparated, other_delimiter, with_commas
 from planner.traffic import agent_files, csv_tables
-from planner.traffic.formats import NESTED, TraceRows, accepted_columns, is_known_format
+from planner.traffic.formats import NESTED, accepted_columns, is_known_format
 from planner.traffic.logs.gather import hash_names
 from planner.traffic.logs.log_reading import ANY, LogOptions, LogSource, ReadTrace, read_logs
 from planner.traffic.prefixes import with_larger_blocks
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace, spread_stamps
+from planner.traffic.trace_rows import TraceRows
 
 _BLOCK_BYTES = 16 * 2**20  # Lines of a JSONL file are read and checked in blocks of this size.
 # Lines are limited in length, unless a file begins like this: then each line may be a whole document.

@@ -14,7 +14,6 @@ import pytest
 from log_samples import EPOCH_NS, REQUESTS, SAMPLES, WHOLE_SECONDS, date, ns
 
 from planner.errors import InputError
-from planner.traffic.formats import NO_OUTPUT
 from planner.traffic.frames import trace_of
 from planner.traffic.logs import gather
 from planner.traffic.logs.gather import FAILED, FROM_CACHE, HALVES, NO_TIME
@@ -22,6 +21,7 @@ from planner.traffic.logs.log_columns_map import parse_columns
 from planner.traffic.logs.log_reading import LogOptions
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_files, read_trace
+from planner.traffic.trace_rows import NO_OUTPUT
 from planner.traffic.trace_writing import to_csv
 
 Read = Callable[..., Trace]

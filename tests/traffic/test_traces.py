@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError, PlannerError, TraceError
 from planner.files import checked_files
-from planner.traffic import formats
-from planner.traffic.formats import BLANK, NO_INPUT, NO_OUTPUT, clock_quantum_s
+from planner.traffic import trace_rows
 from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_reading import read_trace
+from planner.traffic.trace_rows import BLANK, NO_INPUT, NO_OUTPUT, clock_quantum_s
 from planner.traffic.trace_writing import to_jsonl
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
@@ -536,10 +536,10 @@ def test_more_requests_or_ids_than_are_read_are_refused(
     ]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert len(read_trace(tmp_path / "t.csv.gz")) == 300
-    monkeypatch.setattr(formats, "MAX_REQUESTS", 299)
+    monkeypatch.setattr(trace_rows, "MAX_REQUESTS", 299)
     with pytest.raises(TraceError, match=r"line 301: 300 requests .* at most 299 and .* are read"):
         read_trace(tmp_path / "t.csv.gz")
-    monkeypatch.setattr(formats, "MAX_IDS", 149)
+    monkeypatch.setattr(trace_rows, "MAX_IDS", 149)
     with pytest.raises(TraceError, match="line 50: 50 requests with 150 block ids so far"):
         read_trace(tmp_path / "t.jsonl")
 

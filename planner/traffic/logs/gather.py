@@ -18,7 +18,7 @@ import pandas as pd
 
 from planner.errors import TraceError
 from planner.files.document_values import show_value
-from planner.traffic import formats, time_warnings
+from planner.traffic import time_warnings, trace_rows
 from planner.traffic.logs.log_columns_map import Columns, has_failed, no_text_reason, span_unit
 from planner.traffic.logs.span_waits import SERIAL
 from planner.traffic.logs.times import (
@@ -102,8 +102,8 @@ class Gatherer:
         self.dropped[NO_TIME] += int((keep & timeless).sum())
         keep &= ~timeless
         inputs, outputs = (self._token_counts(line, table, role, keep, where) for role in ("input", "output"))
-        self.dropped[formats.NO_OUTPUT] += int((keep & (outputs == 0)).sum())
-        self.dropped[formats.NO_INPUT] += int((keep & (inputs == 0) & (outputs > 0)).sum())
+        self.dropped[trace_rows.NO_OUTPUT] += int((keep & (outputs == 0)).sum())
+        self.dropped[trace_rows.NO_INPUT] += int((keep & (inputs == 0) & (outputs > 0)).sum())
         served = (inputs > 0) & (outputs > 0)
         if self.columns.request_id:
             for ids, rows in ((self._ids, keep & served), (self._ids_without_tokens, keep & ~served)):
@@ -237,10 +237,10 @@ class Gatherer:
             self.serials = join_arrays(self._serials)[order]
         at_ns = at_ns[order]
         arrival_s = (at_ns - at_ns[0]) / 1e9
-        if arrival_s[-1] > formats.MAX_SPAN_S:
+        if arrival_s[-1] > trace_rows.MAX_SPAN_S:
             raise TraceError(f"{name}, column {self.clock.name}: lasts more than 100 years; say its unit")
         # The clock's step, over which trace.spread_stamps later spreads equal time stamps.
-        coarse_s = _tick_s(at_ns) or formats.clock_quantum_s(arrival_s) or 0.0
+        coarse_s = _tick_s(at_ns) or trace_rows.clock_quantum_s(arrival_s) or 0.0
         warnings += time_warnings.long_gap_warnings(name, arrival_s)
         clock_zero_s = float(at_ns[0]) / 1e9
         del at_ns  # Long traces: free 8 bytes a request.
@@ -277,7 +277,7 @@ class Gatherer:
         counted = np.unique(np.concatenate([*self._ids, np.zeros(0, np.uint64)]))
         for parts, reasons in (
             (self._ids_failed, (FAILED,)),
-            (self._ids_without_tokens, (formats.NO_OUTPUT, formats.NO_INPUT)),
+            (self._ids_without_tokens, (trace_rows.NO_OUTPUT, trace_rows.NO_INPUT)),
         ):
             ids = np.concatenate([*parts, np.zeros(0, np.uint64)])
             parts.clear()
@@ -306,18 +306,19 @@ class Gatherer:
         Raises TraceError if the share is too large.
         """
         failed = {
-            reason: self.dropped[reason] for reason in (FAILED, NO_TIME, formats.NO_INPUT, formats.NO_OUTPUT)
+            reason: self.dropped[reason]
+            for reason in (FAILED, NO_TIME, trace_rows.NO_INPUT, trace_rows.NO_OUTPUT)
         }
         failed_count = sum(failed.values())
         share = failed_count / (request_count + failed_count)
         failed_reasons = _rows_text(failed)
         failed_text = f"{failed_count} of {request_count + failed_count} requests ({share:.1%})"
-        if share > formats.MOST_DROPPED_FRAC and not self.drop_invalid:
+        if share > trace_rows.MOST_DROPPED_FRAC and not self.drop_invalid:
             raise TraceError(
                 f"{name}: {failed_text} cannot be served as they stand: {failed_reasons}. Mend the file, or "
                 "go on without them with --drop-invalid"
             )
-        if share <= formats.REPORTED_DROPPED_FRAC:
+        if share <= trace_rows.REPORTED_DROPPED_FRAC:
             return ()
         return (
             f"{name}: {failed_text} are left out, what follows is of the other {request_count} alone: "
