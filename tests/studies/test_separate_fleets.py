@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from simulations import make_trace
 
@@ -178,11 +179,13 @@ def test_a_plan_of_classes_is_written_with_their_tenants(tmp_path: Path) -> None
     ]
     assert again.plan.fleet.policies == made.plan.fleet.policies
     assert traffic_beside_plan(tmp_path / "plan.yaml").name == "traffic.jsonl"
+    without = tmp_path / "without_tenants.csv"
+    pd.read_csv(tmp_path / "requests.csv").drop(columns="tenant").to_csv(without, index=False)
     refused = "chat: matches none of the 360 requests .*names no tenant"
     with pytest.raises(InputError, match=refused):
-        fleetplan.simulate(tmp_path, tmp_path / "requests.csv", slo)
+        fleetplan.simulate(tmp_path, without, slo)
     with pytest.raises(InputError, match=refused):
-        fleetplan.validate(tmp_path, tmp_path / "out", tmp_path / "requests.csv", engine="rehearsal")
+        fleetplan.validate(tmp_path, tmp_path / "out", without, engine="rehearsal")
 
 
 def test_money_is_said_to_the_cent() -> None:

@@ -16,12 +16,13 @@ from functools import partial
 from planner.documents.certificate import Throughput
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.fleet import Fleet, Policies
+from planner.policies import ONLY_PAIRS
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_race import MOST_ROUNDS, cheapest_first, race_on_fleets
 from planner.search.mixed.policy_search import search_policies
-from planner.search.oracle.fleet_counts import counts_of
+from planner.search.oracle.fleet_counts import Counts, counts_of
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import StoppedError, ended_by, is_over
 from planner.search.problem import plan_problem
@@ -269,6 +270,7 @@ def find_most_kept_traffic(
     quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
     # The fleets found under each choice of policies, the last one first. Searches begin with them.
     known_fleets: dict[Policies, list[Fleet]] = {}
+    failed_full: dict[Policies, dict[str, float]] = {}  # As in `_full_pool_that_holds`.
     sustained_rps: list[float] = []
     raced = [paper_fleet.policies] if task.policies.raced_changes else []
     choices = list(dict.fromkeys((*task.policy_choices(), *raced)))
@@ -289,7 +291,12 @@ def find_most_kept_traffic(
         for policies in choices:
             scenario_problem = in_scenarios(plan_problem.with_policies(problem, policies))
             start = known_fleets.setdefault(policies, [paper_fleet])
-            best = search_level0(scenario_problem, start, walks=False, any_will_do=True).search.best
+            best = None
+            if workers_of is None:
+                failed = failed_full.setdefault(policies, {})
+                best = _full_pool_that_holds(scenario_problem, rate_rps, failed)
+            if best is None:
+                best = search_level0(scenario_problem, start, walks=False, any_will_do=True).search.best
             if best is None and any_mix:
                 best = find_fleet_quickly(scenario_problem, start, is_mixed=True)
             if best is not None:
@@ -318,6 +325,30 @@ def find_most_kept_traffic(
     _climb_with_raced(climb, lambda rps: in_scenarios(problem_at(rps)), choices, conditions.deadline)
     rates = Throughput(climb.holds_rps, climb.refuted_rps, on_paper.rate_rps, on_paper.refuted_rps)
     return rates, climb.fleet
+
+
+def _full_pool_that_holds(
+    problem: plan_problem.Problem, rate_rps: float, failed_rps: dict[str, float]
+) -> Counts | None:
+    """The first pool of mixed workers of one type, as many as the limits allow, that keeps the SLO in enough
+    scenarios; None if none does. It is no part of the search's limited work: on a long trace that ends before
+    all types were simulated.
+
+    `failed_rps` has for each worker type the rate at which such a pool failed, and is added to; at higher
+    rates it is not simulated again.
+    """
+    if problem.task.deploy in ONLY_PAIRS:
+        return None
+    for option in problem.options():
+        if option.role != "mixed" or failed_rps.get(option.name, math.inf) <= rate_rps:
+            continue
+        full: Counts = ((option, 1),)
+        while problem.allows(full) and (more := fill_limits(problem, full, 0)) != full:
+            full = more
+        if problem.allows(full) and problem.oracle.holds(full):
+            return full
+        failed_rps[option.name] = rate_rps
+    return None
 
 
 def _climb_with_raced(
