@@ -43,6 +43,20 @@ def test_every_way_to_write_a_time_is_told(value: object) -> None:
     assert read([value, value]) == pytest.approx([AT_NS, AT_NS], abs=300)
 
 
+@pytest.mark.parametrize("fraction", [".250", ",250"])
+def test_a_comma_before_a_fraction_is_a_point_where_the_file_has_other_separators(fraction: str) -> None:
+    """The user writes the pattern as it is in the file; commas of a file with semicolons are points by now."""
+    found = read([f"05.01.2026 10:00:00{fraction}"], unit="%d.%m.%Y %H:%M:%S,%f", zone="UTC")
+    assert found == [AT_NS]
+
+
+def test_the_map_that_is_proposed_keeps_the_role_of_its_column() -> None:
+    """The end of a request was proposed as its arrival."""
+    clock = LogClock("done", role="end")
+    with pytest.raises(UnsureError, match=r"'end=done:%d\.%m\.%Y %H:%M:%S'"):
+        clock.times_ns(np.arange(1), pd.Series(["05.01.2026 10:00:00"]), "row")
+
+
 def test_times_of_access_logs_are_told() -> None:
     assert read(["05/Jan/2026:11:00:00 +0100"]) == [AT_NS - 250_000_000]
 

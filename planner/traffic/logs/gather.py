@@ -76,7 +76,7 @@ class Gatherer:
 
     def __post_init__(self) -> None:
         role = "arrival" if self.columns.arrival else "end"
-        self.clock = LogClock(getattr(self.columns, role), self.columns.units.get(role, ""), self.zone)
+        self.clock = LogClock(getattr(self.columns, role), self.columns.units.get(role, ""), self.zone, role)
         for name in ("tenant", "model", "adapter"):
             if getattr(self.columns, name):
                 self._codes[name], self._names[name] = [], {}

@@ -117,7 +117,7 @@ class LogClock:
     """How the times of a column are read, which its first values decide.
 
     `unit` is one of NS_PER, "date", or a pattern of strptime; empty until `choose_unit` finds it. `zone` is
-    the time zone of dates that name none. `has_offsets` says whether dates name their zone; None until the
+    the time zone of dates that name none. `role` is what the column is in a map: arrival, or end. `has_offsets` says whether dates name their zone; None until the
     first are read. `since_zero`: numbers count from another zero than 1970. Methods raise TraceError at the
     first value that does not fit.
     """
@@ -125,6 +125,7 @@ class LogClock:
     name: str
     unit: str = ""
     zone: str | None = None
+    role: str = "arrival"
     has_offsets: bool | None = None
     since_zero: bool = False
     _has_chosen_unit: bool = field(default=False, repr=False)
@@ -145,7 +146,7 @@ class LogClock:
             raise UnsureError(f"{where}: column {self.name} holds no time", "")
         values = as_numbers(sample)
         if np.isnan(values).mean() >= 0.5:  # Most values are texts.
-            self.unit = _date_pattern(sample, where, self.name)
+            self.unit = _date_pattern(sample, where, self.name, self.role)
             return
         # The lower median: unlike a mean of two, it is a value of the column, so that an error can show it.
         middle = float(np.nanpercentile(values, 50, method="lower"))
@@ -156,7 +157,7 @@ class LogClock:
                     raise UnsureError(
                         f"{where}: column {self.name} is named as if in {named_unit}, but its times "
                         f"({middle:.15g}) are {unit} since 1970; say which with --map "
-                        f"arrival={self.name}:{unit}"
+                        f"{self.role}={self.name}:{unit}"
                     )
                 self.unit = unit
                 return
@@ -167,8 +168,8 @@ class LogClock:
         if named_unit is None:
             raise UnsureError(
                 f"{where}: column {self.name} counts from {values[0]:.15g}, in s, ms, us or ns; say which, "
-                f"for instance --map arrival={self.name}:s",
-                f"arrival={self.name}:s",
+                f"for instance --map {self.role}={self.name}:s",
+                f"{self.role}={self.name}:s",
             )
         self.unit = named_unit
 
@@ -258,9 +259,11 @@ class LogClock:
         except (ValueError, TypeError, OverflowError):
             pass
         plain = text.where(text.notna(), "").astype(str).str.strip()
-        if self.unit == "date":
-            # Python's logging writes a comma before the fraction of a second.
-            plain = plain.str.replace(r",(\d{1,9})$", r".\1", regex=True)
+        if self.unit == "date" or ",%f" in self.unit:
+            # Some programs write a comma before the fraction of a second; in a file whose columns are separated
+            # by ";" it is a point by now.
+            plain = plain.str.replace(r",(\d{1,9})\b", r".\1", regex=True)
+            date_format = date_format.replace(",%f", ".%f")
         try:
             # Dates of one column may have different zones, so all are converted to UTC.
             dates = pd.to_datetime(plain, errors="coerce", utc=True, cache=False, format=date_format)
@@ -314,7 +317,7 @@ def shown_value(value: object) -> str:
     return "nothing or NaN" if is_nothing or value is pd.NA else show_value(value)
 
 
-def _date_pattern(sample: pd.Series[Any], where: str, name: str) -> str:
+def _date_pattern(sample: pd.Series[Any], where: str, name: str, role: str) -> str:
     """The unit of a column of texts: "date" for ISO 8601, or the pattern of Apache's dates. Raises
     UnsureError for other texts.
     """
@@ -326,7 +329,7 @@ def _date_pattern(sample: pd.Series[Any], where: str, name: str) -> str:
     raise UnsureError(
         f"{where}: column {name} holds {show_value(texts[0])}, which is no number and no date such as "
         "2026-11-16T18:17:03Z; write its form as strptime has it: --map "
-        f"'arrival={name}:{guess_pattern(texts[0], month_first=bool(is_month_first(texts)))}'"
+        f"'{role}={name}:{guess_pattern(texts[0], month_first=bool(is_month_first(texts)))}'"
     )
 
 
