@@ -44,7 +44,7 @@ def test_every_way_to_write_a_time_is_told(value: object) -> None:
 
 
 @pytest.mark.parametrize("fraction", [".250", ",250"])
-def test_a_comma_before_a_fraction_is_a_point_where_the_file_has_other_separators(fraction: str) -> None:
+def test_a_comma_before_a_fraction_may_be_a_point_by_now(fraction: str) -> None:
     """The user writes the pattern as it is in the file; commas of a file with semicolons are points by now."""
     found = read([f"05.01.2026 10:00:00{fraction}"], unit="%d.%m.%Y %H:%M:%S,%f", zone="UTC")
     assert found == [AT_NS]

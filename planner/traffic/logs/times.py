@@ -117,9 +117,9 @@ class LogClock:
     """How the times of a column are read, which its first values decide.
 
     `unit` is one of NS_PER, "date", or a pattern of strptime; empty until `choose_unit` finds it. `zone` is
-    the time zone of dates that name none. `role` is what the column is in a map: arrival, or end. `has_offsets` says whether dates name their zone; None until the
-    first are read. `since_zero`: numbers count from another zero than 1970. Methods raise TraceError at the
-    first value that does not fit.
+    the time zone of dates that name none. `role` is what a map calls the column, "arrival" or "end".
+    `has_offsets` says whether dates name their zone; None until the first are read. `since_zero`: numbers
+    count from another zero than 1970. Methods raise TraceError at the first value that does not fit.
     """
 
     name: str
@@ -260,8 +260,8 @@ class LogClock:
             pass
         plain = text.where(text.notna(), "").astype(str).str.strip()
         if self.unit == "date" or ",%f" in self.unit:
-            # Some programs write a comma before the fraction of a second; in a file whose columns are separated
-            # by ";" it is a point by now.
+            # Some programs write a comma before the fraction of a second; in a file whose columns are
+            # separated by ";" it is a point by now.
             plain = plain.str.replace(r",(\d{1,9})\b", r".\1", regex=True)
             date_format = date_format.replace(",%f", ".%f")
         try:
