@@ -45,7 +45,7 @@ def test_every_way_to_write_a_time_is_told(value: object) -> None:
 
 @pytest.mark.parametrize("fraction", [".250", ",250"])
 def test_a_comma_before_a_fraction_may_be_a_point_by_now(fraction: str) -> None:
-    """The user writes the pattern as it is in the file; commas of a file with semicolons are points by now."""
+    """The user writes the pattern as it is in the file, whose commas are points if it has semicolons."""
     found = read([f"05.01.2026 10:00:00{fraction}"], unit="%d.%m.%Y %H:%M:%S,%f", zone="UTC")
     assert found == [AT_NS]
 
