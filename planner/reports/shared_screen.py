@@ -196,6 +196,10 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
     # For production the price is the plan's bill, so that it is the one in the verdict.
     answer_usd_per_h = planned_usd_per_h if is_plan else total.paid_usd_per_h
     difference = "the plan" if is_plan else screen.against_text(answer_usd_per_h, planned_usd_per_h)
+    is_dearer = total.paid_usd_per_h > planned_usd_per_h * (1 + SAME_FRAC)
+    if total.name == "on-paper" and is_dearer and plan.objective == "cost":
+        # The plan holds as written too: fleets on paper are compared by the price of the GPUs in use.
+        difference += f"; the least for GPUs in use ({usd_text(total.value)}/h), not for whole nodes"
     if total.name == "with-a-loss":
         difference += "; spare: 1 worker in each entry of llms plans for it"
     return Card(

@@ -206,6 +206,15 @@ def test_cards_are_of_the_answers_and_of_the_llms() -> None:
     )
 
 
+def test_a_bill_on_paper_above_the_plans_is_explained() -> None:
+    """Whole nodes of the fleets whose GPUs in use cost least, 40, cost more than the plan's."""
+    both = shared()
+    answers = (AnswerTotal("on-paper", 40.0, 55.0), *both.answers[1:])
+    card = shared_screen.answer_cards(replace(both, answers=answers))[0]
+    assert card.difference.endswith("; the least for GPUs in use (40.00 USD/h), not for whole nodes")
+    assert "GPUs in use" not in shared_screen.answer_cards(both)[0].difference
+
+
 def test_names_of_llms_are_text_wherever_they_come_from() -> None:
     plan = shared()
     evil = replace(plan, plans={"<b>": plan.plans["chat"]}, alone={"<b>": 1.0}, paper={"<b>": 1.0})
