@@ -102,7 +102,7 @@ class _Level0Options:
         mixed, prefill, decode = (
             [option for option in options if option.role == role] for role in ("mixed", "prefill", "decode")
         )
-        if problem.task.deploy in ONLY_PAIRS:
+        if not runs_mixed(problem.task):
             mixed = []
         if not runs_pairs(problem.task):
             prefill = decode = []
@@ -196,6 +196,11 @@ def search_level0(
     if problem.task.deploy in ONE_POOL and search.best is not None:
         options = (search.best[0][0],)
     return Level0(search, options, space.bounded, best_mixed, best_one_gpu, has_pairs=bool(pairs))
+
+
+def runs_mixed(task: PlanQuestion) -> bool:
+    """Whether the target runs mixed workers."""
+    return task.deploy not in ONLY_PAIRS
 
 
 def runs_pairs(task: PlanQuestion) -> bool:

@@ -16,8 +16,7 @@ from functools import partial
 from planner.documents.certificate import Throughput
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.fleet import Fleet, Policies
-from planner.policies import ONLY_PAIRS
-from planner.search.level0.level0_search import search_level0
+from planner.search.level0.level0_search import runs_mixed, search_level0
 from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_race import MOST_ROUNDS, cheapest_first, race_on_fleets
@@ -337,9 +336,7 @@ def _full_pool_that_holds(
     `failed_rps` has for each worker type the rate at which such a pool failed, and is added to; at higher
     rates it is not simulated again.
     """
-    if problem.task.deploy in ONLY_PAIRS:
-        return None
-    for option in problem.options():
+    for option in problem.options() if runs_mixed(problem.task) else ():
         if option.role != "mixed" or failed_rps.get(option.name, math.inf) <= rate_rps:
             continue
         full: Counts = ((option, 1),)
