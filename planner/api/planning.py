@@ -34,6 +34,7 @@ from planner.search.problem.plan_problem import Conditions, OnPaper, Watch, repo
 from planner.search.several.several_llms import plan_together
 from planner.search.several.shared_plan import SharedPlan
 from planner.studies import what_if
+from planner.studies.enough_limits import say_enough
 from planner.studies.per_gpu import MOST_DEFAULT_GPU_TYPES, add_each_gpu, gpu_types
 from planner.studies.routers import plan_each_target, simulate_routers, simulate_routers_of_each
 from planner.studies.sharing import compare_separate_fleets, say_not_compared
@@ -229,6 +230,7 @@ def beside_each_gpu(
     with time_limit(study.left_s):
         deadline = now_s() + study.work_limit_s
         answer = plan_question(study, task, prove=prove, watch=watch, on_paper=on_paper)
+        answer = say_enough(answer, study, task, deadline - now_s())
         is_cheap = 1 < len(gpu_types(task, study)) <= MOST_DEFAULT_GPU_TYPES and answer.status != "best found"
         if task.per_gpu is None and is_cheap and not is_over(deadline):
             return add_each_gpu(study, task, answer, seconds=deadline - now_s())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain import FleetLimit, Limit
-from planner.errors import MostKept
+from planner.errors import Change, MostKept
 from planner.solvers.repeats import Decision, Repeats
 
 # The keys that older versions of certificate.json have for these fields; such files are still read.
@@ -310,6 +310,16 @@ class SharingSaves:
 
     value: float
     saves: float
+    alone: tuple[ClassAlone, ...]
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateKept:
+    """The values `alone` of fleets for production of each class, where none within the limits was found for
+    all classes together.
+    """
+
     alone: tuple[ClassAlone, ...]
     unit: str
 
@@ -1399,7 +1409,16 @@ Binding = (
     (LimitBinds | CapacityBinds | UsedUp | BoundPrice | PromisedAt | AskedAgain)
     | (LongerSteps | UpperEnds | InsuranceCosts | AsExpected | ExpectedMissed | NoneForExpected)
     | (SpotSpare | SpotGone)
-    | (CachesSave | PolicyGains | PoliciesRaced | SharingSaves | NotShared | PinnedReplicas | PinsPlaced)
+    | (
+        CachesSave
+        | PolicyGains
+        | PoliciesRaced
+        | SharingSaves
+        | SeparateKept
+        | NotShared
+        | PinnedReplicas
+        | PinsPlaced
+    )
     | (WorkerMore | Repeats)
     | (GivesWay | NodesFilled | MoreSaves | MoreSavesNothing)
     | (WorstHour | OverTheWhole | Finding | ProductionShared)
@@ -1432,9 +1451,12 @@ class NotCertified:
 
 @dataclass(frozen=True, slots=True)
 class TooFewKept:
-    """No fleet within the limits keeps the SLO in enough scenarios, so the plan is the fleet on paper."""
+    """No fleet within the limits keeps the SLO in enough scenarios, so the plan is the fleet on paper. With
+    the changes `enough` of `limits` one does; empty if none is known.
+    """
 
     most_kept: MostKept
+    enough: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from functools import singledispatch
 from planner.documents import facts
 from planner.documents.safety import strictest_safety
 from planner.domain import KV_BLOCK_TOKENS, STEADY_FRAC, FleetLimit
+from planner.errors import ways_text
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
 from planner.solvers.repeats import CONFIDENCE_FRAC, FAILS_FRAC, HOLDS_FRAC, Repeats
@@ -556,6 +557,15 @@ def _(fact: facts.SharingSaves) -> str:
 
 
 @fact_sentence.register
+def _(fact: facts.SeparateKept) -> str:
+    by_class = ", ".join(f"{each.name} {show_amount(each.value, fact.unit)}" for each in fact.alone)
+    total = in_unit(sum(each.value for each in fact.alone), fact.unit)
+    return (
+        f"separate fleets for {len(fact.alone)} classes: {total} ({by_class}), each kept in enough scenarios"
+    )
+
+
+@fact_sentence.register
 def _(fact: facts.NotShared) -> str:
     if fact.name:
         return f"what sharing saves is not known: no fleet for {fact.name} alone was found"
@@ -1074,11 +1084,13 @@ def _(fact: facts.NotCertified) -> str:
 def _(fact: facts.TooFewKept) -> str:
     most = fact.most_kept  # The fleet that is kept in the most scenarios.
     kept = show_share(most.kept_frac)
+    raised = f"raise {ways_text([fact.enough])} for one that is, " if fact.enough else ""
+    or_raised = "" if fact.enough else "raise limits that are set, "
     return (
         f"not for production: no fleet within the limits was found that keeps the SLO in "
         f"{show_share(most.asked_frac)} of scenarios; the most that one does is {kept}, for "
-        f"{in_unit(most.value, most.unit)}. Planned is the cheapest on paper: allow other GPUs or more of "
-        f"them, raise limits that are set, ask for {strictest_safety(most.kept_frac)}, or relax the SLO"
+        f"{in_unit(most.value, most.unit)}. Planned is the cheapest on paper: {raised}allow other GPUs or "
+        f"more of them, {or_raised}ask for {strictest_safety(most.kept_frac)}, or relax the SLO"
     )
 
 

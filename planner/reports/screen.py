@@ -27,6 +27,7 @@ from planner.documents.facts import (
     NotCertified,
     NotShared,
     RooflineWon,
+    SeparateKept,
     ServicesApart,
     SharingSaves,
     SpotSpare,
@@ -36,7 +37,7 @@ from planner.documents.facts import (
 from planner.documents.robustness_facts import MORE_FRAC, AtWorkers, FleetRobustness, HeadroomFact, WorkerLoss
 from planner.documents.safety import LEAST_KEPT_FRAC, strictest_safety
 from planner.domain import OWNED, SPOT, Limit, payment_suffix
-from planner.errors import MostKept
+from planner.errors import MostKept, ways_text
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
 from planner.reports.fact_sentences import (
@@ -68,6 +69,7 @@ from planner.units import (
     count_text,
     in_unit,
     percentile_name,
+    show_amount,
     show_digits,
     show_share,
     show_w,
@@ -376,13 +378,19 @@ def most_kept_text(most: MostKept) -> str:
     return f"{text}: {strictest_safety(most.kept_frac)} may plan it"
 
 
+def _enough_text(plan: Plan) -> str:
+    """How much of `limits` is enough for production; empty if that is not known."""
+    enough = [each.enough for each in plan.warnings if isinstance(each, TooFewKept) and each.enough]
+    return f"; {ways_text(enough)} is enough" if enough else ""
+
+
 def _card(plan: Plan, answer: Answered) -> Card:
     """The card of one of the three answers."""
     is_plan, name = answer.name == "production", NAMES[answer.name]
     if answer.value is None:
         why = "no fleet within the limits was found"
         if is_plan and (most := most_kept_of([plan])):
-            why += most_kept_text(most)
+            why += most_kept_text(most) + _enough_text(plan)
         return Card(name, "none", why, is_plan)
     # Without a bill of whole nodes the price is that of the GPUs in use.
     answer_usd_per_h = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
@@ -514,6 +522,7 @@ def key_figures(plan: Plan, questions: NextQuestions = BY_COMMAND) -> list[KeyFi
         *_gpu_count_figures(plan),
         KeyFigure("Cost per month", month_text(paid), per_million),
         *_one_gpu_type_figures(plan),
+        *_separate_figures(plan),
         *_contexts_figures(plan),
         *_prefix_cache_figures(plan),
         *_drafts_figures(plan),
@@ -540,6 +549,22 @@ def _one_gpu_type_figures(plan: Plan) -> list[KeyFigure]:
     ]
     value, _, note = first.partition(": ")
     return [KeyFigure("One GPU type", value, "; ".join(filter(None, [note, *others])))]
+
+
+def _separate_figures(plan: Plan) -> list[KeyFigure]:
+    """A fleet for each class, where that costs less than one for all or is the only one for production."""
+    figures = []
+    for fact in plan.certificate.binding:
+        if isinstance(fact, SeparateKept):
+            against = "each kept in enough scenarios, which no fleet within the limits for all is"
+        elif isinstance(fact, SharingSaves) and fact.saves < -SAME_USD:
+            against = f"{in_unit(-fact.saves, fact.unit)} less than one fleet for all"
+        else:
+            continue
+        total = in_unit(sum(each.value for each in fact.alone), fact.unit)
+        by_class = ", ".join(f"{each.name} {show_amount(each.value, fact.unit)}" for each in fact.alone)
+        figures.append(KeyFigure("Separate fleets", total, f"{by_class}; {against}"))
+    return figures
 
 
 def _contexts_figures(plan: Plan) -> list[KeyFigure]:

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.documents.facts import ClassAlone, NotShared, SharingSaves
+from planner.documents.facts import ClassAlone, NotShared, SeparateKept, SharingSaves
 from planner.documents.task import PlanQuestion
 from planner.domain import Slo
 from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.search.evidence.plan import Plan
 from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.studies.enough_limits import without_limits
 from planner.studies.what_if import Study
 from planner.traffic.classes import class_numbers
 from planner.traffic.trace import Trace
@@ -55,10 +56,16 @@ def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Pla
     return _with_fact(plan, _compare(plan, study, class_questions))
 
 
-def _compare(plan: Plan, study: Study, class_questions: Sequence[_ClassQuestion]) -> SharingSaves | NotShared:
-    """What one fleet saves against a fleet per class; NotShared names the first class without a fleet."""
+def _compare(
+    plan: Plan, study: Study, class_questions: Sequence[_ClassQuestion]
+) -> SharingSaves | SeparateKept | NotShared:
+    """What one fleet saves against a fleet per class; NotShared names the first class without a fleet. If the
+    plan is on paper because none for production is within `limits`, the fleets per class are planned without.
+    """
     fleets: list[ClassAlone] = []
-    for name, task, trace in class_questions:
+    is_on_paper = plan.production is not None and plan.production.value is None
+    for name, asked, trace in class_questions:
+        task = without_limits(asked) if is_on_paper else asked
         study.progress(f"a fleet for {name} alone")
         class_study = study.on_part(trace, study.work_limit_s / len(class_questions))
         try:
@@ -69,9 +76,11 @@ def _compare(plan: Plan, study: Study, class_questions: Sequence[_ClassQuestion]
         if not answer.is_passed:  # The fleet failed its test in scenarios that its search had not seen.
             return NotShared(name, why="")
         fleets.append(ClassAlone(name, answer.value))
-    separate_value = sum(fleet.value for fleet in fleets)
     # All classes have the objective of the plan.
     unit = OBJECTIVE_UNITS[class_questions[0].task.objective]
+    if is_on_paper:
+        return SeparateKept(tuple(fleets), unit)
+    separate_value = sum(fleet.value for fleet in fleets)
     return SharingSaves(plan.value, separate_value - plan.value, tuple(fleets), unit)
 
 
@@ -116,7 +125,7 @@ def say_not_compared(plan: Plan, task: PlanQuestion, trace: Trace, why: str) -> 
     return _with_fact(plan, NotShared("", why))
 
 
-def _with_fact(plan: Plan, fact: SharingSaves | NotShared) -> Plan:
+def _with_fact(plan: Plan, fact: SharingSaves | SeparateKept | NotShared) -> Plan:
     """The plan with this fact at the end of `certificate.binding`."""
     certificate = plan.certificate
     return replace(plan, certificate=replace(certificate, binding=(*certificate.binding, fact)))

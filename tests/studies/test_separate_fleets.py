@@ -20,7 +20,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.errors import InputError
 from planner.reports.fact_sentences import fact_sentence
-from planner.reports.screen import why_nothing_cheaper
+from planner.reports.screen import answer_cards, key_figures, why_nothing_cheaper
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.studies import sharing
@@ -192,3 +192,48 @@ def test_money_is_said_to_the_cent() -> None:
     alone = (facts.ClassAlone("chat", 4.3), facts.ClassAlone("batch", 2.58))
     text = fact_sentence(facts.SharingSaves(6.88, 0.0, alone, "USD/h"))
     assert text.startswith("separate fleets for 2 classes: 6.88 USD/h (chat 4.30, batch 2.58); one fleet ")
+
+
+def test_separate_fleets_that_cost_less_stand_on_the_first_screen() -> None:
+    """One fleet at 3.44, of two classes 1.72 and 0.86: 0.86 USD/h less; the same cost is no figure."""
+    plan = planned(chat_and_code(2.0, 1.0), {"classes": {"chat": CHAT, "code": CODE}})
+    alone = (facts.ClassAlone("chat", 1.72), facts.ClassAlone("code", 0.86))
+    for saves, figures in (
+        (-0.86, [("2.58 USD/h", "chat 1.72, code 0.86; 0.86 USD/h less than one fleet for all")]),
+        (0.0, []),
+    ):
+        binding = (facts.SharingSaves(3.44, saves, alone, "USD/h"),)
+        shown = key_figures(replace(plan, certificate=replace(plan.certificate, binding=binding)))
+        assert [(each.value, each.note) for each in shown if each.name == "Separate fleets"] == figures
+
+
+@pytest.mark.long
+def test_a_budget_too_small_for_production_is_answered_by_one_that_is_enough() -> None:
+    """On paper 0.86 USD/h: a budget of that has no fleet for production, and the one that is named has."""
+    trace = chat_and_code(2.0, 1.0)
+    tight = CHAT | {"ttft": {"p90": "290 ms"}, "tbt": {"p99": "110 ms"}}
+    question = {
+        "llm": "llama-3.1-8b",
+        "slo": {"classes": {"chat": tight, "code": CODE}},
+        "fleet": {"gpus": {"l40s-48g": 16}},
+    }
+
+    def plan_with(**keys: Any) -> Plan:
+        answer = fleetplan.plan(question | keys, trace)
+        assert isinstance(answer, PlanResult)
+        return answer.plan
+
+    paper_usd_per_h = plan_with(safety="none").value
+    plan = plan_with(limits={"cost": f"{paper_usd_per_h} usd/h"})
+    assert plan.status == "not for production"
+    (why,) = [each for each in plan.warnings if isinstance(each, facts.TooFewKept)]
+    (change,) = why.enough
+    assert change.limit == "cost" and change.present == pytest.approx(paper_usd_per_h)
+    assert f"to {change.enough:g} USD/h" in fact_sentence(why)
+    assert f"to {change.enough:g} USD/h is enough" in answer_cards(plan)[1].fleet
+    raised = plan_with(limits={"cost": f"{change.enough} usd/h"})
+    assert raised.status == "certified" and raised.value <= change.enough + 1e-9
+    (separate,) = [each for each in plan.certificate.binding if isinstance(each, facts.SeparateKept)]
+    (figure,) = [each for each in key_figures(plan) if each.name == "Separate fleets"]
+    assert figure.value == f"{sum(each.value for each in separate.alone):.2f} USD/h"
+    assert not any("separate fleets" in text for text in why_nothing_cheaper(plan))
