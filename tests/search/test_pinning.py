@@ -223,6 +223,18 @@ def test_workers_of_pools_are_counted_through(trace: Trace, worker: WorkerType) 
     assert {w for prefix in alone for w in prefix.workers} == {0, 1, 2, 3}
 
 
+def test_a_placement_of_equal_workers_has_the_names_of_the_pool_that_asks(
+    trace: Trace, worker: WorkerType
+) -> None:
+    """It had those of the fleet for which it was first made, "pre" in a plan of two kinds of prefill workers:
+    the plan ended in a KeyError, or its warm-up.json named workers of another pool.
+    """
+    pinning, pool = Pinning(trace), Pool("pre", "prefill", worker, 2)
+    pinning.placed(pool, 2)
+    named = replace(pool, name="pre-1")
+    assert pinning.with_session_hits([named])(named).pool == named
+
+
 def test_a_plan_that_pins_says_what_longer_prompts_and_other_routers_do(trace: Trace, tmp_path: Path) -> None:
     """300 of these prompts on machines with one L40S. Prompts up to twice as long leave less room for pinned
     prefixes, which are placed anew for them; routers that cannot pin are simulated without."""

@@ -101,7 +101,8 @@ class Pinning:
         hit_frac = {pool.name: hit for pool, hit in zip(pools, hits, strict=True)}
 
         def placed_with_hits(pool: Pool) -> PrefixPlan:
-            plan = self.placed(pool, workers)
+            # The placement was cached for equal workers, whose pool may have had another name.
+            plan = replace(self.placed(pool, workers), pool=pool)
             # The replay counts all hits, also those of pinned prefixes, whose separate estimate may be
             # larger.
             return replace(plan, session_hit_frac=max(hit_frac[pool.name] - plan.stable_hit_frac, 0.0))
