@@ -32,7 +32,7 @@ from planner.api.inputs import requests_of
 from planner.api.planning import answer_question, plan
 from planner.api.questions import read_task
 from planner.api.results import SharedPlanResult
-from planner.api.scheduling import not_simulated, schedule
+from planner.api.scheduling import not_simulated, read_market, schedule
 from planner.day import day_causes, day_manifests, day_page
 from planner.day.day_api import DayResult, day
 from planner.day.search.day_optimum import SAME_FRAC
@@ -469,7 +469,7 @@ def _find_frontier(request: Request, send: Send) -> tuple[Document, Files]:
 
 def _schedule(request: Request, send: Send) -> tuple[Document, Files]:
     """Workers per window, as `plan schedule` answers it; but nothing is simulated."""
-    market, window_s = markets.parse_market(request["market"]), request["window_s"]
+    market, window_s = read_market(request["market"]), request["window_s"]
     input_files: Files = {"schedule.yaml": checked_files.to_yaml(request["market"])}
     paths = request.get("traces") or {}
     traces = {llm: read_trace(path, seed=request["seed"]) for llm, path in paths.items()}

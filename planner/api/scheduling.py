@@ -239,14 +239,21 @@ def read_market(market: MarketLike, *, slo: str | Path | None = None, catalog: C
     """
     if isinstance(market, Market):
         return market
-    if isinstance(market, Mapping):
-        return markets.parse_market(market)
     catalog_rows = read_catalog(catalog)
-    task = None if slo is None else read_task(Path(slo), catalog_rows).task()
-    planned = planned_market.read_planned(Path(market), catalog_rows, task)
-    if planned is None and slo is not None:
-        raise InputError(f"{market}: is no plan for one LLM, so slo.yaml says nothing of it; leave out --slo")
-    return markets.read_market(Path(market)) if planned is None else planned
+    if isinstance(market, Mapping):
+        by_hand = markets.parse_market(market)
+    else:
+        task = None if slo is None else read_task(Path(slo), catalog_rows).task()
+        planned = planned_market.read_planned(Path(market), catalog_rows, task)
+        if planned is not None:
+            caveat = planned_market.schedule_caveat(Path(market), has_question=slo is not None)
+            return replace(planned, note=caveat)
+        if slo is not None:
+            raise InputError(
+                f"{market}: is no plan for one LLM, so slo.yaml says nothing of it; leave out --slo"
+            )
+        by_hand = markets.read_market(Path(market))
+    return replace(by_hand, note=planned_market.counted_singly_caveat(by_hand, catalog_rows))
 
 
 def read_demand(demand: DemandLike, window_s: float, seed: int) -> Demand:

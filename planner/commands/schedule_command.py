@@ -83,8 +83,7 @@ def schedule(
     from planner.api.inputs import fleet_file_warnings, read_fleet
     from planner.api.scheduling import read_market
     from planner.api.scheduling import schedule as schedule_workers
-    from planner.documents.catalog import read_catalog
-    from planner.documents.planned_market import counted_singly_caveat, schedule_caveat
+    from planner.documents.planned_market import is_plan_file
     from planner.files.checked_files import check_output_directory, check_output_file
     from planner.reports.schedule_page import NAMES
 
@@ -105,13 +104,10 @@ def schedule(
     with Progress() as progress:
         market_terms = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
-        of_plan = schedule_caveat(market, has_question=slo is not None)
-        # Only a plan.yaml has such a caveat, so with one there is a fleet, which may have warnings too.
-        sentences = fleet_file_warnings(market, read_fleet(market, catalog)) if of_plan else ()
-        caveat = of_plan or counted_singly_caveat(market_terms, read_catalog(catalog))
-        caveats = [caveat] if caveat else []
+        is_plan = is_plan_file(market)
+        sentences = fleet_file_warnings(market, read_fleet(market, catalog)) if is_plan else ()
         fleet_warnings = print_warnings(sentences)
-        warnings = [*caveats, *fleet_warnings] + [line for read in traces.values() for line in read.warnings]
+        warnings = [*fleet_warnings] + [line for read in traces.values() for line in read.warnings]
         answer = schedule_workers(
             market_terms,
             demand or traces,
@@ -126,11 +122,11 @@ def schedule(
             progress("drawing the charts")
             answer.save(out)
     if json_output:
-        print_json(answer.to_dict(), warnings)
+        print_json(answer.to_dict(), [*filter(None, [market_terms.note]), *warnings])
     else:
         _print_answer(answer.answer)
-        written = [] if out is None else [f"written to {out}" + ("" if is_csv else f": {', '.join(NAMES)}")]
-        print_lines(*(f"Mind: {line}" for line in caveats), *written)
+        if out is not None:
+            print_lines(f"written to {out}" + ("" if is_csv else f": {', '.join(NAMES)}"))
     if not answer.is_optimal:
         raise typer.Exit(GAP_LEFT_OPEN)
 

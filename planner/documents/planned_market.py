@@ -98,6 +98,11 @@ def counted_singly_caveat(market: Market, catalog: Catalog) -> str:
     )
 
 
+def is_plan_file(path: Path) -> bool:
+    """Whether this is a plan for one LLM, or its folder."""
+    return _is_plan(_read_plan_file(path)[1])
+
+
 def _read_plan_file(path: Path) -> tuple[Path, Document]:
     """The file, or plan.yaml in the folder, and its content."""
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path

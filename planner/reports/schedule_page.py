@@ -79,6 +79,7 @@ def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
         "windows": answer.demand.rate_rps.shape[1],
         "window_s": answer.demand.window_s,
         "demand_note": answer.demand.note,
+        "market_note": market.note,
         "reserved_gpus": dict(zip(gpus, schedule.reserved_gpus.tolist(), strict=True)),
         "on_demand_gpus": dict(zip(gpus, schedule.on_demand_gpus.tolist(), strict=True)),
         "workers": [
@@ -271,7 +272,7 @@ def compared_lines(answer: ScheduleAnswer) -> list[str]:
 def simulated_lines(answer: ScheduleAnswer) -> list[str]:
     """The results of the simulation: windows kept, workers that the repair added, price. Without one, why."""
     simulated, by_rates_usd_per_h = answer.simulated, answer.schedule.cost_usd_per_h
-    lines = [f"Mind: {answer.demand.note}."] if answer.demand.note else []
+    lines = [f"Mind: {line}." for line in (answer.market.note, answer.demand.note) if line]
     if simulated is None:
         why = f"Not simulated: {answer.not_simulated}. Ramps, bursts, starts and drains are not seen."
         return [*lines, why]

@@ -110,7 +110,7 @@ class LlmWorkerType:
 @dataclass(frozen=True, slots=True)
 class Market:
     """What may be bought: GPUs, worker types, and the limits on both. Only the simulation of a schedule reads
-    `slos`, by LLM.
+    `slos`, by LLM. `note` says what a schedule of this market leaves out.
     """
 
     offers: tuple[GpuOffer, ...]
@@ -119,6 +119,7 @@ class Market:
     power_w: float | None = None
     cost_usd_per_h: float | None = None
     slos: Mapping[str, Slo] = field(default_factory=dict)
+    note: str = ""
 
     def offers_of(self, worker_type: LlmWorkerType) -> list[tuple[GpuOffer, int]]:
         """The offer of each kind of GPU that a worker has, and how many of them it has."""

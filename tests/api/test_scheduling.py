@@ -59,6 +59,18 @@ def asked(sold: Mapping[str, Any], **traces: pd.DataFrame) -> ScheduleResult:
     return fleetplan.schedule(sold, traces, window="1 min", time_limit_s=600)
 
 
+def test_gpus_of_whole_nodes_are_said_to_be_counted_singly() -> None:
+    """The command said it; Python and schedule.html did not."""
+    by_hand = {
+        "gpus": {"h100-80g": {"on_demand": "3 usd/h"}},
+        "capacity": [{"llm": "chat", "worker": "tp4", "gpu": "h100-80g", "gpus": 4, "rate": "2 req/s"}],
+    }
+    found = fleetplan.schedule(by_hand, pd.DataFrame({"chat": [1.0, 3.0]}))
+    said = "in which the catalog sells h100-80g by 8"
+    assert any(said in line for line in found.sentences())
+    assert said in found.to_dict()["market_note"] and said in found.report()
+
+
 def test_busy_windows_get_workers_until_they_hold(tmp_path: Path) -> None:
     """One worker is said to sustain 12 requests/s and does not: the busy minutes miss, and hold with more.
     The calm ones stay as they were."""
