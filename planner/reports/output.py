@@ -96,7 +96,11 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
     requests = {}
     if traffic_name(plan) == "traffic.jsonl":
         with_llm = any(each.llms for each in plan.slo.selectors)
-        requests["traffic.jsonl"] = to_jsonl(plan.trace, with_llm=with_llm)
+        # The simulation drew the adapters of a trace that names none.
+        trace = dataclasses.replace(
+            plan.trace, adapter=plan.simulation.adapter, adapters=plan.simulation.adapters
+        )
+        requests["traffic.jsonl"] = to_jsonl(trace, with_llm=with_llm)
     return {
         "plan.yaml": plan_yaml(plan),
         "certificate.json": certificate_json(plan, command=command),

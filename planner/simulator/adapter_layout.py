@@ -113,12 +113,19 @@ def adapter_numbers(lora: Lora, trace: Trace, seed: int) -> IntArray:
         return np.random.default_rng([seed, lora.adapter_count]).integers(
             1, lora.adapter_count + 1, len(trace)
         )
-    # `lora.adapters` is a count or a list of names. With a count, the trace's own names are numbered.
-    numbers = list(range(1, len(trace.adapters) + 1))
-    if not isinstance(lora.adapters, int):
-        numbers = [lora.adapters.index(name) + 1 for name in trace.adapters]
+    number_of = {name: number for number, name in enumerate(adapter_names(lora), 1)}
+    if not number_of.keys() >= set(trace.adapters):  # With a count, the trace's own names are numbered.
+        number_of = {name: number for number, name in enumerate(trace.adapters, 1)}
+    numbers = [number_of[name] for name in trace.adapters]
     # `trace.adapter` is -1 for a request to the LLM alone, and -1 picks the 0 that is appended.
     return np.append(np.array(numbers, np.int64), 0)[trace.adapter]
+
+
+def adapter_names(lora: Lora) -> tuple[str, ...]:
+    """The names of all adapters in the order of their numbers; without names the numbers themselves."""
+    if isinstance(lora.adapters, int):
+        return tuple(map(str, range(1, lora.adapters + 1)))
+    return lora.adapters
 
 
 def fill_slots(

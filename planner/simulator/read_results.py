@@ -13,6 +13,7 @@ from planner.domain import Limit, selectors_of
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.simulator import cache_layout, layout
+from planner.simulator.adapter_layout import adapter_names
 from planner.simulator.layout import State
 from planner.simulator.simulation import Ints, Simulation
 from planner.traffic.classes import class_numbers
@@ -76,6 +77,9 @@ def read_simulation(
     selectors = selectors_of(limits)
     # In sessions the arrivals depend on the simulation; those of the trace are nominal.
     has_sessions = bool(trace.after.size)
+    adapter, adapters = trace.adapter, trace.adapters
+    if state.adapters is not None and fleet.lora is not None and not adapters:  # They were drawn.
+        adapter, adapters = state.adapters.adapter_of - 1, adapter_names(fleet.lora)
     return Simulation(
         arrival_s=arrival_s,
         input_tokens=trace.input_tokens,
@@ -113,8 +117,8 @@ def read_simulation(
         reload_s=np.zeros(0) if state.offload is None else state.offload.loads["waited_s"],
         tenant=trace.tenant,
         tenants=trace.tenants,
-        adapter=trace.adapter,
-        adapters=trace.adapters,
+        adapter=adapter,
+        adapters=adapters,
         tenant_weights=cache_layout.tenant_weights(fleet.policies, trace),
         nominal_end_s=float(trace.arrival_s[-1]) if has_sessions else np.inf,
         token_weights=(fleet.policies.extend_weight, fleet.policies.output_weight),

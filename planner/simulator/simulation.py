@@ -67,7 +67,7 @@ class Simulation:
     adapter: Ints = field(
         default_factory=lambda: np.zeros(0, np.int64)
     )  # Into `adapters`; -1: the LLM alone.
-    adapters: tuple[str, ...] = ()  # Empty if the trace names none.
+    adapters: tuple[str, ...] = ()  # Empty without LoRA; numbers where they were drawn without names.
     tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))  # (U,) by tenant.
     nominal_end_s: float = np.inf  # The last of `nominal_s`; infinite without sessions.
     # How much a prompt token and an output token count as service to a tenant (service_shares.py).

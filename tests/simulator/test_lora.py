@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies
 from planner.models.engine import Engine, HostTime
 from planner.models.lora import Lora, LoraCost, LoraSlots
+from planner.reports.output import requests_csv
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
+from planner.traffic.trace_reading import read_trace
 
 STEP = make_latency()  # every step takes a second
 FREE = LoraCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -202,6 +205,22 @@ def test_more_traffic_than_it_can_serve_ends_all_the_same() -> None:
     fleet = with_lora(Fleet(mixed(STEP).llm, (make_pool(STEP, seats=256),)), Lora(2, 8, 300, 300))
     found = simulate(fleet, make_trace([0.0] * n, [4] * n, [3] * n), limits=(Limit("ttft", 0.9, 1.0),))
     assert found.complete and (found.status == 0).all()
+
+
+@pytest.mark.parametrize("adapters", [9, tuple("abcdefghi")])
+def test_drawn_adapters_are_written_and_read_again(adapters: int | tuple[str, ...], tmp_path: Path) -> None:
+    """Nothing named them; only the seed drew them again. Numbers keep the slots of the first step, too."""
+    n = 40
+    cost = replace(FREE, load_s=1.0)
+    fleet = with_lora(Fleet(mixed(STEP).llm, (make_pool(STEP, seats=4),)), Lora(2, 8, adapters, 9), cost)
+    found = simulate(fleet, make_trace(list(range(n)), [4] * n, [3] * n))
+    (tmp_path / "requests.csv").write_text(requests_csv(found))
+    again = simulate(
+        replace(fleet, policies=replace(fleet.policies, seed=5)), read_trace(tmp_path / "requests.csv")
+    )
+    assert len({*found.adapter.tolist()}) > 2
+    assert [again.adapters[a] for a in again.adapter] == [found.adapters[a] for a in found.adapter]
+    np.testing.assert_allclose(again.ttft_s, found.ttft_s, rtol=1e-9)
 
 
 def test_adapters_and_trace_must_agree() -> None:
