@@ -35,9 +35,9 @@ def logged_kv_tokens(use: Memory, llm: Llm, tp: int, max_model_len: int, max_num
     """
     layout = kv_layout(llm, tp)
     token_blocks = -(-max_model_len // KV_BLOCK_TOKENS)
-    window_blocks = layout.beside.window_blocks + -(-max_num_batched_tokens // KV_BLOCK_TOKENS)
-    blocks = float(token_blocks) + layout.beside.constant_blocks
-    blocks += layout.beside.window_ratio * min(token_blocks, window_blocks)
+    window_blocks = layout.extra.window_blocks + -(-max_num_batched_tokens // KV_BLOCK_TOKENS)
+    blocks = float(token_blocks) + layout.extra.constant_blocks
+    blocks += layout.extra.window_ratio * min(token_blocks, window_blocks)
     blocks += layout.step_blocks_per_token * min(max_num_batched_tokens, max_model_len)
     request_bytes = blocks * KV_BLOCK_TOKENS * use.kv_bytes_per_token
     return math.floor(max(use.kv_bytes, 0.0) / request_bytes * max_model_len)

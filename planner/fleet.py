@@ -17,7 +17,7 @@ from planner.errors import InputError
 from planner.models.all2all import HIGH_THROUGHPUT, MOST_LOW_LATENCY_TOKENS, All2All, all2all_of
 from planner.models.engine import BLACKWELL, BLACKWELL_LAUNCH_FRAC, Engine, HostTime, vllm_version_of
 from planner.models.foreign_forms import StepForm
-from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
+from planner.models.kv_layout import NO_EXTRA_KV, ExtraKv, kv_layout
 from planner.models.kv_offload import KvOffload
 from planner.models.latency import StepLatency, StepsOfRanks
 from planner.models.llm import Llm
@@ -42,7 +42,7 @@ class WorkerType:
 
     One worker occupies `tp * pp * dp` GPUs. Its `dp` data-parallel ranks (vLLM's --data-parallel-size) each
     have a scheduler, a queue and a KV cache, make their steps together and share the experts; the other
-    fields describe one rank. `kv_tokens` is the size of the KV cache, a multiple of the block. `kv_beside` is
+    fields describe one rank. `kv_tokens` is the size of the KV cache, a multiple of the block. `extra_kv` is
     the cache that a sequence occupies beyond its tokens (windows and states), `launched_layers` the number of
     layers whose launches take long (`models/engine.py`); both count nothing before `with_llm`. `form`, if
     given, replaces `latency` in the simulator by the step times of another program. `engine` adds the host's
@@ -60,7 +60,7 @@ class WorkerType:
     pp: int = 1
     form: StepForm | None = None
     engine: Engine | None = None
-    kv_beside: KvBeside = BESIDE_NOTHING
+    extra_kv: ExtraKv = NO_EXTRA_KV
     speculation: Speculation | None = None
     ep: bool = False
     dp: int = 1
@@ -77,36 +77,36 @@ class WorkerType:
             )
 
     def with_llm(self, llm: Llm) -> WorkerType:
-        """The same worker type with the fields that depend on the LLM, `kv_beside` and `launched_layers`."""
+        """The same worker type with the fields that depend on the LLM, `extra_kv` and `launched_layers`."""
         drafts = 0 if self.speculation is None else self.speculation.tokens
-        beside = kv_layout(llm, self.tp, drafts=drafts).beside
+        extra_kv = kv_layout(llm, self.tp, drafts=drafts).extra
         layers = llm.launched_layers * (BLACKWELL_LAUNCH_FRAC if self.gpu.base in BLACKWELL else 1.0)
-        return replace(self, kv_beside=beside, launched_layers=layers)
+        return replace(self, extra_kv=extra_kv, launched_layers=layers)
 
     @property
     def taken_blocks_per_token(self) -> float:
         """How many free KV blocks a computed token takes: a share of a block for itself, and blocks of
-        sliding windows (`KvBeside`). It is 0 if windows have no influence on what stays in the cache.
+        sliding windows (`ExtraKv`). It is 0 if windows have no influence on what stays in the cache.
 
         Free blocks may still hold cached prompts, which are lost when the blocks are taken.
         """
-        beside = self.kv_beside
+        extra_kv = self.extra_kv
         version = self._vllm_version
         own_blocks = 1 / KV_BLOCK_TOKENS
-        if beside.window_ratio and version < ENDS_KEPT_SINCE:
+        if extra_kv.window_ratio and version < ENDS_KEPT_SINCE:
             # Prompts can find every block of a window, so all of them stay.
-            return own_blocks * (1 + beside.window_ratio)
-        if not beside.passing_blocks:
+            return own_blocks * (1 + extra_kv.window_ratio)
+        if not extra_kv.passing_blocks:
             return 0.0
         return own_blocks + (
-            beside.passing_blocks if version < FINDABLE_KEPT_SINCE else beside.findable_blocks
+            extra_kv.passing_blocks if version < FINDABLE_KEPT_SINCE else extra_kv.findable_blocks
         )
 
     @property
     def keeps_ends_alone(self) -> bool:
         """Whether there are windows or states, and the engine caches them only as since ENDS_KEPT_SINCE."""
         return (
-            self.kv_beside.is_any or self.kv_beside.passing_blocks > 0
+            self.extra_kv.is_any or self.extra_kv.passing_blocks > 0
         ) and self._vllm_version >= ENDS_KEPT_SINCE
 
     @property
@@ -170,7 +170,7 @@ class WorkerType:
 
     def has_room_for(self, tokens: int) -> bool:
         """Whether a request of this many tokens fits the KV cache."""
-        return tokens + KV_BLOCK_TOKENS * self.kv_beside.sequence_blocks(tokens) <= self.kv_tokens
+        return tokens + KV_BLOCK_TOKENS * self.extra_kv.sequence_blocks(tokens) <= self.kv_tokens
 
     @property
     def gpus(self) -> int:
@@ -191,7 +191,7 @@ class WorkerType:
         """
         if self.dp == 1:
             return ""
-        return all2all_of(self.gpus, int(self.gpu.gpus_per_node), self.max_num_batched_tokens)
+        return all2all_of(self.gpus, self.gpu.gpus_per_node, self.max_num_batched_tokens)
 
     @property
     def as_one(self) -> WorkerType:

@@ -207,14 +207,14 @@ def _llm_to_simulate(
 ) -> ScheduledLlm:
     """What the simulation of one LLM needs: its fleets, and its requests up to the end of the last window."""
     catalog_rows, market, demand = read_catalog(catalog), answer.market, answer.demand
-    units = {}  # By type number: the fleet whose pools together are one worker of the schedule.
+    worker_fleets = {}  # By type number: the fleet whose pools together are one worker of the schedule.
     for type_number in schedule_page.types_in_use(answer):
         worker_type = market.worker_types[type_number]
         if worker_type.llm == llm and worker_type.fleet is not None:
-            units[type_number] = read_fleet(worker_type.fleet, catalog_rows)
+            worker_fleets[type_number] = read_fleet(worker_type.fleet, catalog_rows)
     windows = demand.rate_rps.shape[1]
     in_windows = np.flatnonzero(trace.arrival_s < windows * demand.window_s)
-    return ScheduledLlm(llm, trace.select(in_windows), market.slos[llm], units)
+    return ScheduledLlm(llm, trace.select(in_windows), market.slos[llm], worker_fleets)
 
 
 def solve_schedule(

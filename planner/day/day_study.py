@@ -413,8 +413,7 @@ def run_controllers(
             left_out.append((each.row.name, why_not))
         else:
             rows.append(row)
-    # A new object as key: this effort is no query that another task may ask for again.
-    charge_effort(object(), sum(_effort_of_days(judged, trains, row) for row in rows))
+    charge_effort(sum(_effort_of_days(judged, trains, row) for row in rows))
     return inputs, rows, tuple(left_out)
 
 

@@ -57,7 +57,7 @@ def sleep_lines(questions: Mapping[str, DayQuestion], sleep_level: SleepLevel) -
         for pool in question.fleet.pools:
             gpu, worker = pool.type.gpu, pool.type
             # A worker larger than a node (the `max`) counts as a whole.
-            gpus = max(int(gpu.gpus_per_node) // worker.gpus, 1) * worker.gpus
+            gpus = max(gpu.gpus_per_node // worker.gpus, 1) * worker.gpus
             size_bytes = gpus * gpu_weight_bytes(question.fleet.llm, worker)
             host_bytes[gpu.base] = host_bytes.get(gpu.base, 0.0) + size_bytes
     lines += [

@@ -402,9 +402,7 @@ def _parse_pool(row: Section, number: int, shared: _SharedSettings) -> Pool:
     sampled_rows = max_num_seqs if speculation is None else SAMPLED_ROWS * max_num_seqs
     slots = None if lora is None else lora_slots(lora, llm, gpu, tp, ep=ep)
     kv_tokens = _parse_kv_tokens(row, gpu, (tp, pp, dp), tokens, sampled_rows, drafter, slots, shared)
-    exchange = Exchange(
-        all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), shared.network.bandwidth_bytes_per_s
-    )
+    exchange = Exchange(all2all_of(tp * dp, gpu.gpus_per_node, tokens), shared.network.bandwidth_bytes_per_s)
     with errors_as(InputError, row.path_of("latency")):
         latency, form = _step_times(row.get("latency"), gpu, (tp, ep, dp, exchange.all2all), exchange, shared)
         if "latency" not in row:  # A fit that the row names is taken to be of this version and these stages.

@@ -63,7 +63,7 @@ def kv_offload_document(offload: KvOffload) -> dict[str, Any]:
 
 def check_can_offload(llm: Llm, where: str) -> None:
     """Raise InputError for an LLM that keeps KV or states beside its tokens' blocks: not simulated."""
-    if kv_layout(llm, 1).beside.is_any:
+    if kv_layout(llm, 1).extra.is_any:
         raise InputError(
             f"{where}: {llm.name} has layers with windows or states, which is not simulated; leave it out"
         )

@@ -201,7 +201,7 @@ def _parse_capacity(row: object, where: str, priced_gpus: set[str], folder: Path
         power_w=section.at_least("power", "w", 0.0),
         start_s=section.at_least("start", "s", DEFAULT_START_S),
         fleet=folder / section.text("fleet") if "fleet" in section else None,
-        beside=tuple(other_gpus),
+        other_gpus=tuple(other_gpus),
     )
 
 

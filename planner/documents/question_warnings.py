@@ -223,7 +223,7 @@ def fleet_warnings(
                 "be used, and none is rented beside them"
             )
     for name, stock in (named or {}).items():
-        node_gpus = int(catalog.gpus[name].gpus_per_node)
+        node_gpus = catalog.gpus[name].gpus_per_node
         # Where the stock is unlimited, any number of whole nodes can be rented: nothing is doubtful.
         rented = 0 if stock is None else stock - owned.get(name, 0)
         if sold_whole.get(name) and rented > 0 and rented % node_gpus:
@@ -236,7 +236,7 @@ def fleet_warnings(
 def _node_price_warnings(name: str, usd_per_h: float, catalog: Catalog) -> Iterator[str]:
     """A price of one GPU that is about what a node of them costs in the catalog."""
     gpu = catalog.gpus[name]
-    node_gpus = int(gpu.gpus_per_node)
+    node_gpus = gpu.gpus_per_node
     if node_gpus > 1 and usd_per_h >= NODE_PRICE_FRAC * node_gpus * gpu.price_usd_per_h > 0:
         yield (
             f"fleet: prices: {name} costs {usd_per_h:g} USD/h, and {gpu.price_usd_per_h:g} in the catalog: "

@@ -324,7 +324,7 @@ class PlanQuestion:
         """The GPU with the costs beside its price, and whether it is sold by the node."""
         row = row_of(gpu.name)  # The name without "@spot" or "@owned".
         stock, owned = self.stock.get(row), self.owned.get(row, 0)
-        node_gpus = int(gpu.gpus_per_node)
+        node_gpus = gpu.gpus_per_node
         # If neither stock nor rented part is a whole number of nodes, single GPUs must be for sale.
         is_sold_singly = stock is not None and stock % node_gpus > 0 and (stock - owned) % node_gpus > 0
         is_sold_whole = gpu.is_sold_whole and not is_sold_singly

@@ -134,7 +134,7 @@ def _rank_choices(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
     """The numbers of data-parallel ranks that a worker may have, each with the kernels that exchange tokens:
     "" on one node, those of DeepEP on several.
     """
-    per_node = int(gpu.gpus_per_node)
+    per_node = gpu.gpus_per_node
     if not llm.is_mixture:
         return
     yield from ((dp, "") for dp in DPS if tp * dp <= per_node)

@@ -58,7 +58,7 @@ def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> MsByTokens:
 
     It includes the time of tokens on their way to the experts and back.
     """
-    nodes = gpus // int(gpu.gpus_per_node)
+    nodes = gpus // gpu.gpus_per_node
     if why := why_not_on_nodes(llm, gpu, nodes):
         raise InputError(f"{llm.name} on {nodes} nodes of {gpu.name}: {why}")
     system, layers = NODE_SYSTEMS[gpu.name], experts_layers(llm)

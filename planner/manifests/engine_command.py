@@ -161,7 +161,7 @@ def _most_sequences(worker: WorkerType) -> int:
     of its memory pool (vllm-project/vllm#38270). Each sequence takes at least two pages, so this cap costs
     nothing.
     """
-    page_blocks = worker.kv_beside.state_page_blocks
+    page_blocks = worker.extra_kv.state_page_blocks
     if not page_blocks:
         return worker.max_num_seqs
     pages = worker.kv_tokens / KV_BLOCK_TOKENS / page_blocks

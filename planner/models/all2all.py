@@ -64,7 +64,7 @@ DEFAULT_EXCHANGE = Exchange()  # The link of the measurements.
 
 def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
     """The nodes that `dp` ranks of `tp` GPUs fill. Raises InputError for ranks that vLLM cannot place."""
-    gpus, per_node = tp * dp, int(gpu.gpus_per_node)
+    gpus, per_node = tp * dp, gpu.gpus_per_node
     if gpus <= per_node:
         return 1
     where = f"{dp} ranks of {tp} GPUs ({gpu.name})"

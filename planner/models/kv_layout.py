@@ -64,7 +64,7 @@ WAITING_PAGE_TOKENS = {4: 4, 128: 8}
 
 
 @dataclass(frozen=True, slots=True)
-class KvBeside:
+class ExtraKv:
     """KV blocks that a sequence takes beside those of its tokens.
 
     Compressed attention gives blocks of windows and of waiting tokens back soon. Each computed token takes
@@ -102,18 +102,18 @@ class KvBeside:
         return self.constant_blocks + math.ceil(self.window_ratio * mean_blocks)
 
 
-BESIDE_NOTHING = KvBeside()
+NO_EXTRA_KV = ExtraKv()
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Bytes of a KV block on one GPU, and what a sequence takes beside the blocks of its tokens.
+    """Bytes of a KV block on one GPU, and the `extra` blocks of a sequence beside those of its tokens.
 
     With compressed attention each token of a step takes `step_blocks_per_token` more until the step ends.
     """
 
     block_bytes: float
-    beside: KvBeside = BESIDE_NOTHING
+    extra: ExtraKv = NO_EXTRA_KV
     step_blocks_per_token: float = 0.0
 
 
@@ -178,7 +178,7 @@ def kv_layout(llm: Llm, tp: int, *, drafts: int = 0) -> KvLayout:
         ratio = groups["window"] / groups["full"] * tokens_in["full"] / tokens_in["window"]
         # The window may begin within a block, so one block more counts.
         window_blocks = math.ceil((window_tokens - 1) / KV_BLOCK_TOKENS) + 1
-    beside = KvBeside(
+    extra = ExtraKv(
         # A sequence takes whole pages: page_blocks - 1 blocks of the last one may be empty.
         constant_blocks=math.ceil(
             page_blocks * groups["state"] * (1 + drafts) / groups["full"] + page_blocks - 1
@@ -187,7 +187,7 @@ def kv_layout(llm: Llm, tp: int, *, drafts: int = 0) -> KvLayout:
         window_blocks=window_blocks,
         state_page_blocks=page_blocks / groups["full"] if states else 0.0,
     )
-    return KvLayout(page_bytes / page_blocks, beside)
+    return KvLayout(page_bytes / page_blocks, extra)
 
 
 def _compressed_layout(llm: Llm) -> KvLayout:
@@ -219,12 +219,12 @@ def _compressed_layout(llm: Llm) -> KvLayout:
         findable_pages += groups * math.ceil(kept_tokens / page_tokens)
     page_blocks = COMPRESSED_PAGE_TOKENS // KV_BLOCK_TOKENS
     passing_blocks = pages_per_token * page_blocks
-    beside = KvBeside(
+    extra = ExtraKv(
         constant_blocks=constant_pages * page_blocks,
         passing_blocks=passing_blocks,
         findable_blocks=findable_pages * page_blocks / COMPRESSED_PAGE_TOKENS,
     )
-    return KvLayout(block_bytes, beside, passing_blocks)
+    return KvLayout(block_bytes, extra, passing_blocks)
 
 
 def _cache_kind(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:

@@ -294,7 +294,7 @@ def _layers_peak_bytes(llm: Llm, gpu: Gpu, tp: int, dp: int, budget_tokens: int)
     # Values of a token: `stream` in the residual stream or streams and the norm, `in_block` in the
     # feed-forward block.
     stream = 2 * llm.hidden * (STREAMS if _has_attention(llm, CompressedAttention) else 1)
-    all2all = all2all_of(tp * dp, int(gpu.gpus_per_node), budget_tokens) if dp > 1 else ""
+    all2all = all2all_of(tp * dp, gpu.gpus_per_node, budget_tokens) if dp > 1 else ""
     if all2all:  # Ranks on several nodes.
         return budget_tokens * stream * ACTIVATION_BYTES + activation_bytes(llm, all2all, budget_tokens, tp)
     # With data-parallel ranks experts are dealt out whole, so their values are not split over TP.

@@ -462,7 +462,7 @@ def _make_machine(task: PlanQuestion, catalog: Catalog, gpu: Gpu, *, tp: int = M
     machine = WorkerType(
         gpu, tp, latency, kv_tokens, max_num_batched_tokens=MACHINE_BUDGET_TOKENS, max_num_seqs=MACHINE_SEATS
     ).with_llm(llm)
-    if machine.kv_beside.is_any:
+    if machine.extra_kv.is_any:
         raise InputError(
             f"llm: {llm.name} has layers with windows or states, and Splitwise counts KV by tokens "
             "alone; ask `plan` or another search"

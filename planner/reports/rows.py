@@ -364,7 +364,7 @@ def node_rows(plan: Plan) -> Rows:
     # The keys of both mappings: the kind of node, and the text that lists its workers.
     nodes: dict[tuple[str, str], int] = {}
     idle_gpus: dict[tuple[str, str], int] = {}
-    gpus_per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in plan.fleet.pools}
+    gpus_per_node = {pool.type.gpu.base: pool.type.gpu.gpus_per_node for pool in plan.fleet.pools}
     for node in plan.placement.nodes if plan.placement else ():
         workers: dict[str, int] = {}
         for part in node.parts:

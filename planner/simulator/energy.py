@@ -163,9 +163,9 @@ def _read_tokens_of_block(llm: Llm, worker: WorkerType) -> float:
     """How many tokens have, in all layers together, as many bytes as a KV block of `worker`.
 
     In most LLMs that is the number of tokens of a block. But layers with attention windows or states have
-    blocks of their own (`kv_beside`), so a block of such an LLM holds 16 tokens of some of its layers alone.
+    blocks of their own (`extra_kv`), so a block of such an LLM holds 16 tokens of some of its layers alone.
     """
-    if not worker.kv_beside.is_any:
+    if not worker.extra_kv.is_any:
         return float(KV_BLOCK_TOKENS)
     copies = max(1.0, worker.tp / llm.kv_heads)  # With more GPUs than KV heads, GPUs hold copies of a head.
     return kv_layout(llm, worker.tp).block_bytes * worker.tp / copies / llm.kv_bytes_per_token

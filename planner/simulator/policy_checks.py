@@ -221,7 +221,7 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
         for name, setting in (("lora", worker_type.lora), ("speculative", worker_type.speculation)):
             if setting is not None:
                 raise InputError(f"{pool.name}: {where}: is not simulated with {name}; drop one of the two")
-        if worker_type.kv_beside.is_any:
+        if worker_type.extra_kv.is_any:
             raise InputError(
                 f"{pool.name}: {where}: {fleet.llm.name} has layers with windows or states, which is not "
                 "simulated; leave kv_offload out"

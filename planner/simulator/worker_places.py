@@ -37,7 +37,7 @@ def worker_nodes(fleet: Fleet) -> tuple[tuple[int, ...], ...]:
     pool_nodes: list[list[tuple[int, ...]]] = [[] for _ in pools]
     for p in _in_turns(pools):
         worker_type = pools[p].type
-        gpu_name, per_node = worker_type.gpu.name, int(worker_type.gpu.gpus_per_node)
+        gpu_name, per_node = worker_type.gpu.name, worker_type.gpu.gpus_per_node
         if worker_type.gpus > per_node:
             new_nodes = -(-worker_type.gpus // per_node)
             pool_nodes[p].append(tuple(range(len(nodes), len(nodes) + new_nodes)))

@@ -103,7 +103,7 @@ def _fill_type(
     if batching.simulator == OF_SPLITWISE:
         reserved_blocks = 1  # 1 only marks that KV is reserved: Splitwise's engine counts how much itself.
     watermark_blocks = int(policies.watermark_frac * blocks) if batching.is_watermarked else 0
-    if batching.simulator != STEPWISE and worker_type.kv_beside.is_any:
+    if batching.simulator != STEPWISE and worker_type.extra_kv.is_any:
         raise InputError(
             f"batching {policies.batching}: counts KV by tokens alone, and {llm} has layers with "
             "windows or states; choose vllm-v1"
@@ -126,9 +126,9 @@ def _fill_type(
         ("kv_blocks", blocks),
         ("kv_capacity_tokens", worker_type.kv_tokens),
         ("longest_blocks", longest_blocks),
-        ("constant_blocks", worker_type.kv_beside.constant_blocks),
-        ("window_ratio", worker_type.kv_beside.window_ratio),
-        ("window_blocks", worker_type.kv_beside.window_blocks),
+        ("constant_blocks", worker_type.extra_kv.constant_blocks),
+        ("window_ratio", worker_type.extra_kv.window_ratio),
+        ("window_blocks", worker_type.extra_kv.window_blocks),
         ("taken_blocks_per_token", worker_type.taken_blocks_per_token),
         ("watermark_blocks", watermark_blocks),
         ("decode_batch_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),

@@ -120,7 +120,7 @@ class FleetLimits:
     the owned ones. A stock and the limit on dollars also count the idle GPUs of nodes that are sold whole.
 
     With `by_gpu` several LLMs share nodes. Amounts then count only the GPUs in use of this fleet, without
-    those of the workers `beside`, which serve the other LLMs. `first_exceeded` also tests whether the stock
+    those of `other_workers`, which serve the other LLMs. `first_exceeded` also tests whether the stock
     has whole nodes for all of these workers together.
     """
 
@@ -129,7 +129,7 @@ class FleetLimits:
     cost_usd_per_h: float | None = None
     gpus: int | None = None
     by_gpu: bool = False
-    beside: tuple[tuple[WorkerType, int], ...] = ()
+    other_workers: tuple[tuple[WorkerType, int], ...] = ()
 
     def rows(self) -> list[tuple[FleetLimit, float]]:
         """Every limit that is set, and its amount."""
@@ -152,7 +152,7 @@ class FleetLimits:
             None if limit == COST else self.cost_usd_per_h,
             None if limit == GPUS else self.gpus,
             self.by_gpu,
-            self.beside,
+            self.other_workers,
         )
 
     def use_per_worker(self, limit: FleetLimit, worker: WorkerType) -> float:
@@ -214,12 +214,14 @@ class FleetLimits:
             if self.used(limit, counts) > amount * (1 + ROUNDING):
                 return limit
         if self.by_gpu:
-            # A limit is what the workers `beside` leave; with their use it is the limit of all LLMs, which
+            # A limit is what `other_workers` leave; with their use it is the limit of all LLMs, which
             # counts whole nodes.
             of_all = FleetLimits(self.stock)
             for limit, amount in of_all.rows():
-                amount += sum(self.use_per_worker(limit, worker) * count for worker, count in self.beside)
-                if of_all.used(limit, [*counts, *self.beside]) > amount * (1 + ROUNDING):
+                amount += sum(
+                    self.use_per_worker(limit, worker) * count for worker, count in self.other_workers
+                )
+                if of_all.used(limit, [*counts, *self.other_workers]) > amount * (1 + ROUNDING):
                     return limit
         return None
 

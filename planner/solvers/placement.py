@@ -8,24 +8,26 @@ have no numbers, so the solver does not search placements that differ in numbers
 
 Sets   p pattern of a node kind (the GPU's name without its power cap)      q pool
 Data   a_pq  parts of q's workers in p (a part is what one node has of a worker);   W_q  parts of the pool
-       l_p   pairs of a prefill and a decode worker, of n m in all, whose KV can stay inside p. If p has P_p
-             of the n prefill and D_p of the m decode workers, its prefill workers make the KV of m P_p pairs
-             and its decode workers take that of n D_p, so l_p = min(m P_p, n D_p)
+       n, m  prefill and decode workers, which make n m pairs
+       l_p   pairs whose KV can stay inside p: p has P_p of the n prefill workers, which are in m P_p pairs,
+             and D_p of the m decode workers, which are in n D_p pairs, so l_p = min(m P_p, n D_p)
 Vars   z_p integer >= 0 uses of a pattern
 
   min   sum z_p   (nodes),   then   n m - sum l_p z_p   (KV between nodes)
   s.t.  placed_q     sum_p a_pq z_p = W_q
 
 KV may go between any two nodes. The second objective assumes that every worker of a role has an equal share
-of its traffic. CP-SAT solves the objectives in turn.
+of its traffic, and that the router keeps the KV of as many requests inside a node as it can. CP-SAT solves
+the objectives in turn.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
@@ -42,8 +44,10 @@ BOUND_TOLERANCE = 1e-6  # CP-SAT's bounds are off by less than this.
 
 @dataclass(frozen=True, slots=True)
 class WorkerPart:
-    """The part of a worker that is on one node: of its `pp` stages those from `first` to `last`, or with `dp`
-    > 1 the ranks from `first` to `last`, and the numbers of the node's GPUs that they use.
+    """The part of a worker that is on one node, and the numbers of the node's GPUs that it uses.
+
+    The part has the stages of the worker from `first` to `last`, of `pp` in all. A worker with `dp` > 1 has
+    ranks in place of stages.
     """
 
     pool: str
@@ -53,6 +57,11 @@ class WorkerPart:
     pp: int
     gpus: tuple[int, ...]
     dp: int = 1
+
+    @classmethod
+    def of_pool(cls, pool: Pool, worker: int, first: int, last: int, gpus: tuple[int, ...]) -> Self:
+        """The part of this worker of the pool with its TP groups from `first` to `last`."""
+        return cls(pool.name, worker, first, last, pool.type.pp, gpus, pool.type.dp)
 
     def __str__(self) -> str:
         """The name of the worker; behind it the stages or ranks, if they are not all of the worker's."""
@@ -98,22 +107,22 @@ class NodePlacement:
 
 @dataclass(frozen=True, slots=True)
 class _SpreadPool:
-    """A pool whose workers are spread over `span` nodes each, with `stages` TP groups on each of these. A TP
-    group is a pipeline stage or a data-parallel rank.
+    """A pool whose workers are spread over `span` nodes each, in equal parts of whole TP groups. A TP group
+    is a pipeline stage or a data-parallel rank.
     """
 
     pool: Pool
     span: int
 
     @property
-    def stages(self) -> int:
+    def groups_per_node(self) -> int:
         """How many TP groups of a worker are on each of its nodes."""
         return self.pool.type.pp * self.pool.type.dp // self.span
 
     @property
     def part_gpus(self) -> int:
         """How many GPUs a worker takes on each of its nodes."""
-        return self.stages * self.pool.type.tp
+        return self.groups_per_node * self.pool.type.tp
 
     @property
     def kind(self) -> str:
@@ -170,50 +179,41 @@ def place_fleet(fleet: Fleet, *, time_limit_s: float = 30.0) -> NodePlacement:
 def placement_of_topology(fleet: Fleet) -> NodePlacement:
     """The placement that the simulator assumes where the network has a topology
     (simulator/worker_places.py). Nothing is solved.
+
+    There requests are handed over without regard to nodes, so all pairs of a prefill and a decode worker have
+    an equal share of the KV. That of a pair stays inside nodes if both workers are on the same ones.
     """
-    pools = fleet.running_pools
-    owners = [(pool, number) for pool in pools for number in range(pool.count)]
-    parts: dict[int, list[WorkerPart]] = {}
     topology = fleet.network.topology
     assert topology is not None
+    pools = fleet.running_pools
+    workers = [(pool, number) for pool in pools for number in range(pool.count)]
     nodes_of_workers = worker_nodes(fleet)
-    for (pool, number), nodes in zip(owners, nodes_of_workers, strict=True):
-        worker_type, stages = pool.type, pool.type.pp * pool.type.dp
+    parts: dict[int, list[WorkerPart]] = {}  # The parts on each node.
+    kinds: dict[int, str] = {}  # The kind of each node.
+    for (pool, number), nodes in zip(workers, nodes_of_workers, strict=True):
+        groups, gpu_count = pool.type.pp * pool.type.dp, pool.type.gpus // len(nodes)
         for i, node in enumerate(nodes):
-            # Node i of the worker's nodes has its stages from `first` to before `end`.
-            first, end = (stages * k // len(nodes) for k in (i, i + 1))
-            used_gpus = sum(len(part.gpus) for part in parts.get(node, []))
-            gpus = tuple(range(used_gpus, used_gpus + worker_type.gpus // len(nodes)))
-            # If a TP group spans nodes, a node has only a part of a stage, and is shown with that stage.
-            last = max(end, first + 1) - 1
-            parts.setdefault(node, []).append(
-                WorkerPart(
-                    pool=pool.name,
-                    worker=number,
-                    first=first,
-                    last=last,
-                    pp=worker_type.pp,
-                    gpus=gpus,
-                    dp=worker_type.dp,
-                )
-            )
-    kinds = {
-        node: pool.type.gpu.base
-        for (pool, _), nodes in zip(owners, nodes_of_workers, strict=True)
-        for node in nodes
-    }
+            kinds[node] = pool.type.gpu.base
+            on_node = parts.setdefault(node, [])
+            used_gpus = sum(len(part.gpus) for part in on_node)
+            gpus = tuple(range(used_gpus, used_gpus + gpu_count))
+            # The TP groups are dealt to the nodes in order: node i begins where node i - 1 ends. If a
+            # group spans nodes, each of these has only a part of the group, and is shown with it.
+            first, next_first = groups * i // len(nodes), groups * (i + 1) // len(nodes)
+            on_node.append(WorkerPart.of_pool(pool, number, first, max(first, next_first - 1), gpus))
     nodes_per_rack = topology.nodes_per_rack or len(kinds)
     rows = tuple(
         PlacedNode(f"{kinds[node]}-{node}", kinds[node], f"rack-{node // nodes_per_rack}", tuple(parts[node]))
         for node in sorted(kinds)
     )
-    prefill_nodes = [nodes_of_workers[k] for k, (pool, _) in enumerate(owners) if pool.role == "prefill"]
-    decode_nodes = [nodes_of_workers[k] for k, (pool, _) in enumerate(owners) if pool.role == "decode"]
-    local_pairs = sum(nodes == others for nodes in prefill_nodes for others in decode_nodes)
-    pairs = len(prefill_nodes) * len(decode_nodes)
+    places: dict[str, list[tuple[int, ...]]] = {"prefill": [], "decode": [], "mixed": []}
+    for (pool, _), nodes in zip(workers, nodes_of_workers, strict=True):
+        places[pool.role].append(nodes)
+    pairs = list(itertools.product(places["prefill"], places["decode"]))
+    local_pairs = sum(prefill_nodes == decode_nodes for prefill_nodes, decode_nodes in pairs)
     return NodePlacement(
         nodes=rows,
-        cross_frac=1 - local_pairs / pairs if prefill_nodes else None,
+        cross_frac=1 - local_pairs / len(pairs) if pairs else None,
         bound=least_nodes(pools),
         is_optimal=False,
     )
@@ -224,7 +224,7 @@ def least_nodes(pools: Sequence[Pool]) -> int:
     gpus: dict[str, int] = {}
     for pool in pools:
         gpus[pool.type.gpu.base] = gpus.get(pool.type.gpu.base, 0) + pool.count * pool.type.gpus
-    per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in pools}
+    per_node = {pool.type.gpu.base: pool.type.gpu.gpus_per_node for pool in pools}
     return sum(math.ceil(count / per_node[kind]) for kind, count in gpus.items())
 
 
@@ -236,7 +236,7 @@ def _count_workers(pools: Sequence[Pool], role: str) -> int:
 def _check_groups(pools: Sequence[Pool]) -> None:
     """Raise InfeasibleError where a TP group needs more GPUs than a node has."""
     for pool in pools:
-        kind, gpus = pool.type.gpu.base, int(pool.type.gpu.gpus_per_node)
+        kind, gpus = pool.type.gpu.base, pool.type.gpu.gpus_per_node
         if pool.type.tp > gpus:
             raise InfeasibleError(
                 f"a TP group of {pool.name} takes {pool.type.tp} GPUs, a node of {kind} has {gpus}; lower "
@@ -252,12 +252,13 @@ def _least_span(pool: Pool) -> int:
     parts with which nodes can be full come first, if there are such parts.
     """
     worker = pool.type
-    node_gpus, stages = int(worker.gpu.gpus_per_node), worker.pp * worker.dp
+    node_gpus, groups = worker.gpu.gpus_per_node, worker.pp * worker.dp
     # One TP group fits a node (`_check_groups`), so the largest span fits.
-    spans = [span for span in range(1, stages + 1) if stages % span == 0 and worker.gpus // span <= node_gpus]
-    if spans[0] > 1:
-        spans = [span for span in spans if node_gpus % (worker.gpus // span) == 0] or spans
-    return spans[0]
+    spans = [span for span in range(1, groups + 1) if groups % span == 0 and worker.gpus // span <= node_gpus]
+    if spans[0] == 1:
+        return 1
+    filling_spans = [span for span in spans if node_gpus % (worker.gpus // span) == 0]
+    return min(filling_spans or spans)
 
 
 def _patterns(spread_pools: Sequence[_SpreadPool]) -> list[_Pattern]:
@@ -293,30 +294,31 @@ def _patterns(spread_pools: Sequence[_SpreadPool]) -> list[_Pattern]:
 
 
 def _fillings(spread_pools: Sequence[_SpreadPool]) -> Iterator[tuple[int, ...]]:
-    """Every tuple of counts, one for each pool and not all 0, whose parts fit a node together."""
+    """Every tuple of counts, one for each pool and not all 0, whose parts fit a node together. The pools have
+    nodes of one kind.
+    """
 
-    def extend(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    def extend(counts: tuple[int, ...], free_gpus: int) -> Iterator[tuple[int, ...]]:
+        """The tuples that begin with these counts, which leave `free_gpus` of the node."""
         if len(counts) == len(spread_pools):
             if any(counts):
                 yield counts
             return
         spread_pool = spread_pools[len(counts)]
-        for count in range(spread_pool.pool.count * spread_pool.span + 1):
-            used_gpus = sum(
-                other * pool.part_gpus for other, pool in zip((*counts, count), spread_pools, strict=False)
-            )
-            if used_gpus > int(spread_pool.pool.type.gpu.gpus_per_node):
-                return
-            yield from extend((*counts, count))
+        most = min(spread_pool.pool.count * spread_pool.span, free_gpus // spread_pool.part_gpus)
+        for count in range(most + 1):
+            yield from extend((*counts, count), free_gpus - count * spread_pool.part_gpus)
 
-    return extend(())
+    return extend((), spread_pools[0].pool.type.gpu.gpus_per_node)
 
 
 def _deal_gpus(
     spread_pools: Sequence[_SpreadPool], counts: Sequence[int]
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """The GPUs of every part on a node, as (index of its pool, GPUs). Parts with the largest TP come first.
-    So groups of 2, 4 and 8 begin at multiples of their size, where GPUs have the fastest links.
+    """The parts on a node that has `counts` of every pool, as (index of the pool, GPUs of the part).
+
+    Parts with the largest TP come first, so that groups of 2, 4 and 8 begin at multiples of their size, where
+    GPUs have the fastest links.
     """
     parts, first = [], 0
     for q in sorted(range(len(spread_pools)), key=lambda q: -spread_pools[q].pool.type.tp):
@@ -364,31 +366,19 @@ def _number_nodes(
     spread_pools: Sequence[_SpreadPool], patterns: Sequence[_Pattern], uses: Sequence[int]
 ) -> tuple[PlacedNode, ...]:
     """The nodes with their workers, both numbered. `uses` are the z_p."""
-    dealt = [0] * len(spread_pools)  # How many parts of each pool have a node; workers get theirs in order.
+    placed = [0] * len(spread_pools)  # How many parts of each pool have a node by now.
     nodes: list[PlacedNode] = []
     for pattern, times in zip(patterns, uses, strict=True):
-        on_node = [q for q, count in enumerate(pattern.counts) if count]
-        pools_here, counts_here = [spread_pools[q] for q in on_node], [pattern.counts[q] for q in on_node]
         for _ in range(times):
             parts = []
-            for index, gpus in _deal_gpus(pools_here, counts_here):
-                spread_pool = pools_here[index]
+            for q, gpus in _deal_gpus(spread_pools, pattern.counts):
+                spread_pool = spread_pools[q]
                 # The parts of a pool are numbered from worker to worker, so worker 1 begins at part
                 # `spread_pool.span`.
-                worker, part = divmod(dealt[on_node[index]], spread_pool.span)
-                dealt[on_node[index]] += 1
-                first = part * spread_pool.stages
-                worker_type = spread_pool.pool.type
-                parts.append(
-                    WorkerPart(
-                        pool=spread_pool.pool.name,
-                        worker=worker,
-                        first=first,
-                        last=first + spread_pool.stages - 1,
-                        pp=worker_type.pp,
-                        gpus=gpus,
-                        dp=worker_type.dp,
-                    )
-                )
+                worker, part = divmod(placed[q], spread_pool.span)
+                placed[q] += 1
+                first = part * spread_pool.groups_per_node
+                last = first + spread_pool.groups_per_node - 1
+                parts.append(WorkerPart.of_pool(spread_pool.pool, worker, first, last, gpus))
             nodes.append(PlacedNode(f"{pattern.kind}-{len(nodes)}", pattern.kind, ONE_DOMAIN, tuple(parts)))
     return tuple(nodes)

@@ -86,9 +86,9 @@ class GpuOffer:
 class LlmWorkerType:
     """A worker type for one LLM: the rate one worker sustains, its GPUs, and how long it takes to start.
 
-    A worker here may be several engines together, such as prefill and decode workers. `beside` are the kinds
-    of its GPUs other than `gpu`, with their numbers. `fleet` is the file with the pools of one such worker;
-    only the simulation of a schedule (search/schedules) reads it.
+    A worker here may be several engines together, such as prefill and decode workers. `gpus` counts those of
+    the kind `gpu`; `other_gpus` are the other kinds of its GPUs, with their numbers. `fleet` is the file with
+    the pools of one such worker; only the simulation of a schedule (search/schedules) reads it.
     """
 
     llm: str
@@ -99,12 +99,12 @@ class LlmWorkerType:
     power_w: float = 0.0
     start_s: float = 300.0
     fleet: Path | None = None
-    beside: tuple[tuple[str, int], ...] = ()
+    other_gpus: tuple[tuple[str, int], ...] = ()
 
     @property
     def gpu_counts(self) -> dict[str, int]:
         """How many GPUs of each kind one worker has, by name."""
-        return {self.gpu: self.gpus, **dict(self.beside)}
+        return {self.gpu: self.gpus, **dict(self.other_gpus)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def node_of(gpu: Gpu) -> PricedNode | None:
         return None
     return PricedNode(
         kind=gpu.base + payment_suffix(gpu.name),  # For instance "h100-80g@spot".
-        gpus=int(gpu.gpus_per_node),
+        gpus=gpu.gpus_per_node,
         gpu_usd_per_h=gpu.price_usd_per_h,
         # `shipped_power` is the model of power that comes with the catalog; it gives watts.
         idle_electricity_usd_per_h=shipped_power().idle_w(gpu) / 1e3 * gpu.energy_usd_per_kwh,

@@ -91,7 +91,7 @@ def _row(catalog: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] |
         "all2all": all2all,
         "weight_gb": round(memory.weight_bytes / 1e9, 2),
         "kv_tokens": memory.kv_tokens,
-        "extra_kv_blocks": kv_layout(llm, tp).beside.sequence_blocks(llm.context_tokens),
+        "extra_kv_blocks": kv_layout(llm, tp).extra.sequence_blocks(llm.context_tokens),
         "step_times": latency.kind,
         "error_frac": latency.mape_frac,
         "spread": None

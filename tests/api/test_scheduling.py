@@ -219,8 +219,8 @@ def test_a_busy_machine_repairs_a_schedule_as_an_idle_one_does(
         simulated.append(150.0)
         return simulate_llms(*arguments)
 
-    simulate_llms = scheduled._simulate_llms
-    monkeypatch.setattr(scheduled, "_simulate_llms", simulate_slowly)
+    simulate_llms = scheduled._Rehearsal.simulate
+    monkeypatch.setattr(scheduled._Rehearsal, "simulate", simulate_slowly)
     monkeypatch.setattr(time, "monotonic", lambda: real_s() + sum(simulated))
     busy = asked(market(tmp_path), chat=traffic()).simulated
     assert idle is not None and busy is not None and len(simulated) > 4

@@ -54,7 +54,7 @@ def test_a_long_stage_says_how_much_of_the_allowed_work_is_done(
         seen, until_s = "", time.monotonic() + 60
         with Progress(limit_s=limit_s) as progress, work_clock.time_limit(100.0):
             progress("production")
-            charge_effort("query", round(25 / work_clock.EFFORT_S))
+            charge_effort(round(25 / work_clock.EFFORT_S))
             while seen.count("still") < 2 and time.monotonic() < until_s:
                 time.sleep(0.02)
                 seen += capsys.readouterr().err

@@ -264,7 +264,7 @@ def test_windows_are_read_once() -> None:
     worker = replace(mixed("h100-80g", 2).pools[0].type, tp=2).with_llm(llm)
     runs = np.zeros(1, layout.RUN)
     runs["decodes"], runs["steps"] = 160, 1
-    runs["blocks"] = 160 * (50 + worker.kv_beside.sequence_blocks(800))
+    runs["blocks"] = 160 * (50 + worker.extra_kv.sequence_blocks(800))
     (kv_tokens,) = run_load(llm, worker, runs, np.ones(1))[2]
     assert 160 * 800 <= kv_tokens < 1.15 * 160 * 800
 

@@ -21,7 +21,7 @@ from planner.parallel import executors
 from planner.parallel.executors import Executor, working_on
 from planner.search.oracle import deterministic_parallel
 from planner.search.oracle.deterministic_parallel import (
-    charge_effort,
+    charge_query,
     effort_spent,
     remember_verdict,
     run_wave,
@@ -120,12 +120,12 @@ def test_a_task_reckons_with_its_own_effort_alone(name: str) -> None:
     def look(k: int) -> None:
         for question, cost in ((k, 10), ("common", 5)):
             is_new = question not in (own := deterministic_parallel.current_task()).wave.cost  # type: ignore[union-attr]
-            charge_effort(question, cost if is_new else None)
+            charge_query(question, cost if is_new else None)
             assert own is not None
         seen[k] = effort_spent()
 
     with working_on(Executor(name)), time_limit(600.0):
-        charge_effort("before", 100)
+        charge_query("before", 100)
         run_wave([lambda k=k: look(k) for k in range(4)])  # type: ignore[misc]
         spent = effort_spent()
     assert seen == dict.fromkeys(range(4), 130)

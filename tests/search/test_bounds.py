@@ -348,7 +348,7 @@ def test_what_there_is_no_time_to_simulate_is_not_claimed() -> None:
     task = question({"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}}, ["a100-80g", "h100-80g"])
     trace = some_traffic()
     problem = build_problem(task, trace, CATALOG)
-    searched = search_policies(replace(problem, lower=lower_bound(problem)))
+    searched = search_policies(replace(problem, bound=lower_bound(problem)))
     inputs = SearchInputs(task, trace, CATALOG)
     calm = certify_plan(searched, inputs)
     hurried = certify_plan(searched, inputs, deadline=-math.inf)

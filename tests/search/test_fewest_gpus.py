@@ -86,7 +86,7 @@ def test_no_mix_has_fewer_gpus_or_is_cheaper_and_the_bound_is_of_gpus_alone(seed
     if not held:
         return
     lower, least = lower_bound(problem), min(map(gpus_and_usd, held))
-    fleet = find_best_fleet(replace(problem, lower=lower))
+    fleet = find_best_fleet(replace(problem, bound=lower))
     assert checked_bound(lower, fleet.value) <= gpus_and_usd(fleet.best)[0]
     assert lower == pytest.approx(round(lower or 0.0), abs=1e-4)
     if fleet.is_every_mix_simulated:

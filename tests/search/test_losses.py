@@ -82,7 +82,7 @@ def test_two_spare_workers_or_nodes_may_be_of_two_pools() -> None:
     assert oracle._losses(counts) == [((first, 1), (second, 1)), ((first, 2), (second, 0))]
     assert oracle._losses(((first, 1),)) == [((first, 0),)]
     on_nodes = replace(oracle, spare_workers=0, spare_nodes=2)
-    per_node = [int(option.type.gpu.gpus_per_node) // option.type.gpus for option in (first, second)]
+    per_node = [option.type.gpu.gpus_per_node // option.type.gpus for option in (first, second)]
     many = ((first, 20), (second, 20))
     assert ((first, 20 - per_node[0]), (second, 20 - per_node[1])) in on_nodes._losses(many)
 
@@ -93,7 +93,7 @@ def test_two_nodes_may_take_two_workers_that_span_nodes() -> None:
     """
     oracle, (option, *_) = an_oracle(spare_nodes=2)
     wide = replace(option, type=replace(option.type, tp=8, pp=2))
-    assert wide.type.gpus == 2 * int(wide.type.gpu.gpus_per_node)
+    assert wide.type.gpus == 2 * wide.type.gpu.gpus_per_node
     assert oracle._losses(((wide, 5),)) == [((wide, 3),)]
     assert oracle.workers_left(wide, 5) == 3
 

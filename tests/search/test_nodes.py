@@ -111,7 +111,7 @@ def test_no_fleet_of_any_mix_is_paid_less_than_bounds_and_exact_plans(seed: int)
         return
     least = min(map(by_hand, held))
     assert lower is not None and lower <= least * (1 + 1e-6)
-    found = find_best_fleet(replace(problem, lower=lower))
+    found = find_best_fleet(replace(problem, bound=lower))
     assert objective_paid(problem, found.best) == pytest.approx(by_hand(found.best))
     assert lower <= by_hand(found.best) * (1 + 1e-6)
     if found.is_every_mix_simulated:

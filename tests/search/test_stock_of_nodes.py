@@ -150,7 +150,7 @@ def test_no_fleet_of_any_mix_exceeds_the_stock(seed: int) -> None:
         return
     least = min(map(objective_of, fleets))
     assert lower is not None and lower <= least * (1 + 1e-6)
-    found = find_best_fleet(replace(problem, lower=lower))
+    found = find_best_fleet(replace(problem, bound=lower))
     assert fits_by_hand(problem, found.best)
     assert found.value <= least * (1 + 1e-6) or not found.is_every_mix_simulated
 

@@ -14,7 +14,7 @@ from planner.domain import Limit
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies
 from planner.models.engine import Engine
-from planner.models.kv_layout import KvBeside
+from planner.models.kv_layout import ExtraKv
 from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation, SpeculativeSteps
 from planner.simulator.measured_values import value_s
@@ -247,7 +247,7 @@ def test_who_fits_alone_is_served_whatever_is_looked_ahead_for() -> None:
     drafts that are looked ahead for would need more than there is.
     """
     fleet = drafting(mixed(STEP, kv_tokens=16 * 3), Speculation("mtp", (0.0,) * 5))
-    kind = replace(fleet.pools[0].type, kv_beside=KvBeside(constant_blocks=1))
+    kind = replace(fleet.pools[0].type, extra_kv=ExtraKv(constant_blocks=1))
     found = simulate(
         replace(fleet, pools=(replace(fleet.pools[0], type=kind),)), make_trace([0, 0], [20, 20], [12, 12])
     )

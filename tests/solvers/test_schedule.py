@@ -313,7 +313,7 @@ def test_a_worker_of_two_kinds_of_gpu_takes_both_and_is_paid_for_both() -> None:
     4, 4, 8 of a on demand, 16 / 3 USD/h, and 4 of b reserved, 8; a start in the third hour, 6 min of 8.
     """
     offers = (GpuOffer("a", 1.0), GpuOffer("b", None, 2.0, stock=4))
-    pair = LlmWorkerType("llm0", "pair", "a", 4, 10.0, start_s=360.0, beside=(("b", 2),))
+    pair = LlmWorkerType("llm0", "pair", "a", 4, 10.0, start_s=360.0, other_gpus=(("b", 2),))
     market, asked = Market(offers, (pair,)), demand([10.0, 10.0, 20.0])
     found = exactly(market, asked)
     assert found.workers.tolist() == [[1, 1, 2]]
@@ -334,7 +334,7 @@ def test_workers_of_two_kinds_of_gpu_are_the_cheapest_of_all_enumerated(seed: in
         GpuOffer("b", prices[1], None, 0.5 * prices[1], 0.1, stock=5),
     )
     worker_types = (
-        LlmWorkerType("llm0", "pair", "a", 2, rng.uniform(6, 9), beside=(("b", 1),)),
+        LlmWorkerType("llm0", "pair", "a", 2, rng.uniform(6, 9), other_gpus=(("b", 1),)),
         LlmWorkerType("llm0", "alone", "a", 4, rng.uniform(5, 9)),
     )
     market = Market(offers, worker_types, most_spot_frac=0.5)
@@ -448,7 +448,7 @@ def test_the_least_budget_that_would_do_is_the_cheapest_schedule() -> None:
     """The first bound is above 7 USD/h already; what the error says would do is the cheapest all the same."""
     offers = (GpuOffer("a", 3.62, 3.01, stock=28), GpuOffer("b", None, 1.03, stock=22, most_reserved=22))
     worker_types = (
-        LlmWorkerType("llm0", "ab", "b", 3, 1.29, start_s=300.0, beside=(("a", 3),)),
+        LlmWorkerType("llm0", "ab", "b", 3, 1.29, start_s=300.0, other_gpus=(("a", 3),)),
         LlmWorkerType("llm1", "b4", "b", 4, 4.47, start_s=1200.0),
         LlmWorkerType("llm1", "a2", "a", 2, 4.22, start_s=60.0),
     )

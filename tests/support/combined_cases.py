@@ -23,7 +23,7 @@ from simulator_reference import Reference
 
 from planner.domain import Selector
 from planner.fleet import Fleet, WorkerType
-from planner.models.kv_layout import BESIDE_NOTHING
+from planner.models.kv_layout import NO_EXTRA_KV
 from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.traffic.trace import Trace
 
@@ -98,7 +98,7 @@ def with_memory(fleet: Fleet, seed: int, *, is_shared: bool = False) -> Fleet:
     kind = 2 if is_shared else kind
     size = float(rng.choice([40, 100, 300, 1000, 30_000])) * (1 + rng.uniform())
     token_s = float(rng.choice([1e-6, 1e-4, 1e-3])) * (1 + rng.uniform())
-    fleet = fleet.with_types(lambda each: replace(each, kv_beside=BESIDE_NOTHING))
+    fleet = fleet.with_types(lambda each: replace(each, extra_kv=NO_EXTRA_KV))
     fleet = with_policies(fleet, kv_offload=memory_of(size, token_s, is_shared=kind == 2))
     return with_disk(fleet, seed) if kind == 1 else fleet
 
@@ -111,7 +111,7 @@ def at_the_edge(fleet: Fleet, trace: Trace, rng: np.random.Generator) -> tuple[F
     edge = int(rng.integers(5))
 
     def change(kind: WorkerType) -> WorkerType:
-        kv_tokens = 16 * (-(-longest // 16) + kind.kv_beside.sequence_blocks(longest))
+        kv_tokens = 16 * (-(-longest // 16) + kind.extra_kv.sequence_blocks(longest))
         if edge == 0:
             return replace(kind, max_num_seqs=int(rng.integers(1, 4)), max_num_batched_tokens=4)
         if edge == 1:

@@ -12,7 +12,7 @@ from simulator_reference import Reference
 
 from planner.domain import Gpu, Limit, Metric
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
-from planner.models.kv_layout import KvBeside
+from planner.models.kv_layout import ExtraKv
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.simulator.recorded_gaps import gaps_s
@@ -159,11 +159,11 @@ def beside(fleet: Fleet, seed: int) -> Fleet:
     """The same fleet where sequences take windows and states of the KV cache beside their tokens."""
     rng = np.random.default_rng([seed, 5])
 
-    def drawn() -> KvBeside:
+    def drawn() -> ExtraKv:
         ratio = float(rng.choice([0.0, 0.5, 1.0, 2.6]))
-        return KvBeside(int(rng.integers(0, 4)), ratio, int(rng.integers(1, 4)) if ratio else 0)
+        return ExtraKv(int(rng.integers(0, 4)), ratio, int(rng.integers(1, 4)) if ratio else 0)
 
-    pools = tuple(replace(pool, type=replace(pool.type, kv_beside=drawn())) for pool in fleet.pools)
+    pools = tuple(replace(pool, type=replace(pool.type, extra_kv=drawn())) for pool in fleet.pools)
     return replace(fleet, pools=pools)
 
 

@@ -122,7 +122,7 @@ class Worker:
 
     def beside(self, request: Request) -> int:
         """Blocks that it takes beside those of its tokens."""
-        return self.type.kv_beside.growing_blocks(request.input, request.input + request.output)
+        return self.type.extra_kv.growing_blocks(request.input, request.input + request.output)
 
     def score(self) -> float:
         pending = sum(request.pending_tokens for request in self.assigned)
@@ -296,7 +296,7 @@ class Reference:
     def has_room_for_all(self, worker: Worker, request: Request) -> bool:
         """Whether free blocks of a worker hold the request to its end, as the router knows them."""
         blocks = blocks_of(request.input + request.output)
-        blocks += worker.type.kv_beside.sequence_blocks(request.input + request.output)
+        blocks += worker.type.extra_kv.sequence_blocks(request.input + request.output)
         return blocks <= worker.free + self.unseen_blocks(worker)
 
     def unseen_blocks(self, worker: Worker) -> int:

@@ -98,6 +98,6 @@ def test_a_sequence_takes_what_vllm_gives_it() -> None:
             theirs = answer["block_bytes"] * sum(
                 blocks(group, asked_case["window"], tokens) for group in answer["groups"]
             )
-            mine = ours.block_bytes * (math.ceil(tokens / 16) + ours.beside.sequence_blocks(tokens))
+            mine = ours.block_bytes * (math.ceil(tokens / 16) + ours.extra.sequence_blocks(tokens))
             assert mine >= 0.999 * theirs, (llm.name, tp, tokens)
             assert mine <= 1.001 * theirs + (full + 1) * answer["block_bytes"], (llm.name, tp, tokens)

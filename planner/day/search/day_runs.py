@@ -241,8 +241,7 @@ class DayRuns:
         """Run the fleet with these sizes from each of `times_s` on, at least to `until_s`; `edges_s` are the
         edges of judged windows.
         """
-        # A new object as key: no other task asks for this simulation.
-        charge_effort(object(), (len(trace) + SLICE_WORK) * request_effort(self.fleet, trace))
+        charge_effort((len(trace) + SLICE_WORK) * request_effort(self.fleet, trace))
         starts_s = [pool.start_s for pool in pools]
         table = Timetable(times_s.tolist(), workers.tolist(), starts_s)
         pools = [replace(pool, first=size) for pool, size in zip(pools, table.sizes_at(0.0), strict=True)]

@@ -232,7 +232,7 @@ def search_llm(
         problem.progress(Urgent(f"{idle_misses_error(idle)}; so the plan is only on paper"))
     problem.progress(Stage("lower bound over all fleets", "bound"))
     lower = 0.0 if problem.out_of_time() else lower_bound(problem)
-    problem = replace(problem, lower=lower)
+    problem = replace(problem, bound=lower)
     if (error := far_beyond(problem)) is not None:
         raise error
     if inputs.task.safety is None or prove:
@@ -517,7 +517,7 @@ def _certificate_of(
     is_exhausted = all(search.is_exhausted for search in searches)
     objective = problem.task.objective
     value = objective_paid(problem, fleet_search.best)
-    bound = paid_at_least(problem, checked_bound(problem.lower, fleet_search.value))
+    bound = paid_at_least(problem, checked_bound(problem.bound, fleet_search.value))
     if cheapest_level0.best is None:
         level0_value = cheapest_level0.value  # Infinite.
     else:

@@ -669,7 +669,7 @@ def list_warnings(
     if QUEUE[fleet.policies.queue].has_rank:
         warned.append(facts.Cautioned("requests-bring-priority"))
     if fleet.policies.prefix_cache and any(pool.type.keeps_ends_alone for pool in fleet.pools):
-        has_pages = any(pool.type.kv_beside.passing_blocks for pool in fleet.pools)
+        has_pages = any(pool.type.extra_kv.passing_blocks for pool in fleet.pools)
         warned.append(facts.Cautioned("compressed-ends-kept" if has_pages else "only-ends-kept"))
     return tuple(dict.fromkeys(warned))
 

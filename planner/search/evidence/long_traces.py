@@ -183,8 +183,7 @@ def _simulate_whole(
     if is_over(deadline):
         return None
     try:
-        # Effort is charged once per key. A new object is a new key, so this simulation is always charged.
-        charge_effort(object(), len(trace))
+        charge_effort(len(trace))
         return simulate_until(
             wall_deadline_s(deadline),
             fleet,

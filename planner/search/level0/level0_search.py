@@ -238,7 +238,7 @@ def _with_reports(problem: Problem, search: Search, simulate: Holds, *, pool_alo
         holding = [counts] if is_kept and not pool_alone else []
         holding += [] if search.best is None else [search.best]
         fleet = partial(problem.oracle.fleet, min(holding, key=objective_of)) if holding else None
-        problem.watch(SearchProgress(best_value, problem.lower or None, problem.oracle.simulations, fleet))
+        problem.watch(SearchProgress(best_value, problem.bound or None, problem.oracle.simulations, fleet))
         return is_kept
 
     return simulate_in_time

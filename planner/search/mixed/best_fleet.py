@@ -184,7 +184,7 @@ def _without_budgets(problem: Problem) -> Problem | None:
     budgets takes another path and may miss that fleet.
     """
     limits = replace(problem.limits, power_w=None, cost_usd_per_h=None, gpus=None)
-    if problem.lower is None or limits == problem.limits:
+    if problem.bound is None or limits == problem.limits:
         return None
 
     def watch(progress: SearchProgress) -> None:

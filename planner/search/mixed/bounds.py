@@ -122,7 +122,7 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
         sequences       the most, for the same reason: more numbers of decodes to choose from
         drafted tokens  the most, as a bound takes all of them to be accepted
         KV tokens       the most; the smallest token budget leaves so many
-        KV beside       the fewest blocks that a sequence takes beside those of its tokens; the fewest drafted
+        extra KV        the fewest blocks that a sequence takes beside those of its tokens; the fewest drafted
                         tokens need so few
 
     Options with equal role and split have the same GPU, power cap and price (`split_of`), but not always the
@@ -141,7 +141,7 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
             max_num_batched_tokens=max(worker.max_num_batched_tokens for worker in types),
             max_num_seqs=max(worker.max_num_seqs for worker in types),
             kv_tokens=max(worker.kv_tokens for worker in types),
-            kv_beside=min((worker.kv_beside for worker in types), key=lambda beside: beside.constant_blocks),
+            extra_kv=min((worker.extra_kv for worker in types), key=lambda extra: extra.constant_blocks),
             speculation=max(
                 (worker.speculation for worker in types),
                 key=lambda speculation: 0 if speculation is None else speculation.tokens,

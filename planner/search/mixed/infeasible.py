@@ -157,7 +157,7 @@ def infeasible(
     """
     rows = problem.limits.rows()
     names = ", ".join(limit.name for limit, _ in rows)
-    is_proved = problem.lower is None  # `bounds.lower_bound` found that no fleet is within the limits.
+    is_proved = problem.bound is None  # `bounds.lower_bound` found that no fleet is within the limits.
     has_ended = level0.search.is_exhausted and (
         mixed.is_exact
         # If losses must be survived, the end of the search for mixed fleets shows nothing: its master ignores
@@ -210,7 +210,7 @@ def far_beyond(problem: Problem) -> InfeasibleError | None:
     holds. None too if the trace is so short that fleets for such a relaxation are quickly simulated.
     """
     # If `lower` is a number, the bound leaves open whether a fleet is within the limits.
-    if problem.lower is not None or len(problem.trace) <= MOST_PROBED_REQUESTS:
+    if problem.bound is not None or len(problem.trace) <= MOST_PROBED_REQUESTS:
         return None
     limits = problem.limits
     unlimited = FleetLimits(dict.fromkeys(limits.stock), by_gpu=limits.by_gpu)
@@ -294,7 +294,7 @@ def find_wider_fleets(problem: Problem) -> list[Counts]:
     no fleet is within the limits: users often raise their limits to those that an earlier error named, and
     that search finds the named fleet again.
     """
-    limits, is_proved = problem.limits, problem.lower is None
+    limits, is_proved = problem.limits, problem.bound is None
     singles = [
         (limits.without(limit), limit) for limit, _ in limits.rows() if not _is_rented_too(limit, problem)
     ]

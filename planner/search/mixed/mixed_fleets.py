@@ -127,7 +127,7 @@ def search_mixed_fleets(
     def count_iterations(more: int) -> None:
         nonlocal iterations
         iterations += more
-        charge_effort(object(), ITERATION_REQUESTS * more)  # Each solution is a query of its own.
+        charge_effort(ITERATION_REQUESTS * more)
 
     while not problem.out_of_time():
         most_proposals = first_proposals if best is None else cheaper_proposals
@@ -161,7 +161,7 @@ def search_mixed_fleets(
         problem.watch(
             SearchProgress(
                 problem.without_tie_break(value) if best is not None else None,
-                problem.lower or None,  # 0 is the bound before one is computed.
+                problem.bound or None,  # 0 is the bound before one is computed.
                 oracle.simulations,
             )
         )

@@ -256,7 +256,7 @@ def _no_fleet_error(problem: Problem, errors: Sequence[InfeasibleError]) -> Infe
     one, or if the search with each choice proves it and no other policies were merely raced.
     """
     first = next((error for error in errors if not error.is_proved), errors[0])
-    if not (first.is_proved and problem.task.policies.raced_changes) or problem.lower is None:
+    if not (first.is_proved and problem.task.policies.raced_changes) or problem.bound is None:
         return first
     return InfeasibleError(
         f"with the policies that were searched: {first}; with others at most the largest fleets near the "

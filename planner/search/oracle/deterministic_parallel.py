@@ -112,7 +112,12 @@ def is_known_here(by: WaveTask | None) -> bool:
     return task is by
 
 
-def charge_effort(query: object, cost: int | None) -> None:
+def charge_effort(cost: int) -> None:
+    """Charge work whose result no other task asks for, so that each time it is done counts."""
+    charge_query(object(), cost)  # A new object is a key that nobody else has.
+
+
+def charge_query(query: object, cost: int | None) -> None:
     """Charge the cost of a query to the meter and the current task; `cost` is None for a cached answer.
 
     The meter counts each simulation once. A task also pays for an answer that another task of its wave

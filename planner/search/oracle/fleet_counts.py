@@ -125,19 +125,19 @@ def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Float
     return total * (1 + TIE_BREAK_FRAC) + idle
 
 
-def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
-    """The largest count of an option with which, beside the fleet `beside`, the objective is less than
-    `value`; -1 if the objective of `beside` alone is not less, infinite if every count will do.
+def largest_below(option: Option, value: float, others: Counts = ()) -> float:
+    """The largest count of an option with which the objective of a fleet that also has the pools `others` is
+    less than `value`; -1 if the objective of `others` alone is not less, infinite if every count will do.
     """
-    most = count_below(option.objective, value, objective_by_gpu(beside))
-    has_nodes = option.node is not None or any(other.node for other, _ in beside)
+    most = count_below(option.objective, value, objective_by_gpu(others))
+    has_nodes = option.node is not None or any(other.node for other, _ in others)
     if not math.isfinite(most) or most < 0 or not has_nodes:
         return most
     # `most` counts no idle GPUs of whole nodes; with their price fewer workers may fit below `value`.
     below = value * (1 - ROUNDING)
-    if objective_of(beside) >= below:
+    if objective_of(others) >= below:
         return -1
-    return largest_that_fits(int(most), lambda n: objective_of((*beside, (option, n))) < below)
+    return largest_that_fits(int(most), lambda n: objective_of((*others, (option, n))) < below)
 
 
 def count_below(worker_value: float, value: float, fixed: float = 0.0) -> float:

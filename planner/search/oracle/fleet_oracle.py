@@ -142,7 +142,7 @@ class VerdictCache:
                 if remembered is not None:
                     # The answer was cached, which costs nothing. But if another task of this wave has
                     # computed it, this task is charged its cost too (deterministic_parallel.py).
-                    deterministic_parallel.charge_effort(key_and_slo, None)
+                    deterministic_parallel.charge_query(key_and_slo, None)
                     return remembered
                 if (other_ended := self._in_progress.get(key_and_slo)) is None:
                     self._in_progress[key_and_slo] = own_ended = threading.Event()
@@ -440,7 +440,7 @@ class Oracle:
         more than there are.
         """
         # A worker that spans several nodes is lost with any of them, so a node counts as one worker at least.
-        per_node = max(int(option.type.gpu.gpus_per_node) // option.type.gpus, 1)
+        per_node = max(option.type.gpu.gpus_per_node // option.type.gpus, 1)
         return count - self.spot_down(option, count) - self.spare_workers - self.spare_nodes * per_node
 
     def workers_needed(self, option: Option, least: int) -> int:
@@ -502,7 +502,7 @@ class Oracle:
     def _charge_whole(self, fleet: Fleet) -> None:
         """Charge a simulation to the end of the trace. Such simulations are never cached: each is charged."""
         cost = LEAST_EFFORT + request_effort(fleet, self.queried_trace) * len(self.queried_trace)
-        deterministic_parallel.charge_effort(object(), cost)
+        deterministic_parallel.charge_effort(cost)
 
     def _survives(self, counts: Counts) -> bool:
         """Whether a fleet keeps the SLO on this traffic after each loss, and also without any loss, because
@@ -702,7 +702,7 @@ class Oracle:
             cost = LEAST_EFFORT + request_effort(simulated, self.trace) * seen
             with self._lock:
                 self._effort += cost
-            deterministic_parallel.charge_effort((key, slo), cost)
+            deterministic_parallel.charge_query((key, slo), cost)
             return holds
 
         return self.cache.simulate_once(key, slo, simulate_key)
@@ -719,9 +719,7 @@ def _splits(total: int, most: Sequence[int]) -> list[tuple[int, ...]]:
 def _losses_of_base(counts: Counts, base: str, nodes: int) -> list[tuple[int, ...]]:
     """The largest sets of workers of each pool that fit on this many nodes of this GPU."""
     is_of_base = [option.type.gpu.base == base for option, _ in counts]
-    node_gpus = max(
-        int(option.type.gpu.gpus_per_node) for option, _ in itertools.compress(counts, is_of_base)
-    )
+    node_gpus = max(option.type.gpu.gpus_per_node for option, _ in itertools.compress(counts, is_of_base))
     lost_gpus = nodes * node_gpus
     # A worker that spans several nodes is lost with any of them, so it counts as one that fills a node.
     gpus = [min(option.type.gpus, node_gpus) for option, _ in counts]
@@ -780,7 +778,7 @@ def _placed_fleet_key(counts: Counts) -> tuple[object, ...]:
     Here owned and rented workers differ, because they run on different nodes.
     """
     return tuple(
-        (option.role, _worker_key(option), gpu.name, int(gpu.gpus_per_node), gpu.link_bytes_per_s, count)
+        (option.role, _worker_key(option), gpu.name, gpu.gpus_per_node, gpu.link_bytes_per_s, count)
         for option, count in counts
         for gpu in (option.type.gpu,)
         if count > 0

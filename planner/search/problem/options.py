@@ -292,7 +292,7 @@ class _Split:
         if self.all2all and budgets == TOKEN_BUDGETS:
             budgets = (MOST_LOW_LATENCY_TOKENS, *budgets)
         if self.all2all:
-            all2all = partial(all2all_of, self.tp * self.dp, int(self.gpu.gpus_per_node))
+            all2all = partial(all2all_of, self.tp * self.dp, self.gpu.gpus_per_node)
             budgets = tuple(budget for budget in budgets if all2all(budget) == self.all2all)
         return replace(engines, budgets=budgets).settings(self.pp, self.dp)
 

@@ -112,7 +112,7 @@ class Problem:
     search_scenarios: Scenarios | None = None
     test_scenarios: Scenarios | None = None
     # A lower bound on the value of every fleet; None if no fleet can be within the limits.
-    lower: float | None = 0.0
+    bound: float | None = 0.0
 
     def allows(self, counts: Counts) -> bool:
         """Whether a fleet is within the limits."""

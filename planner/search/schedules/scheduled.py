@@ -13,8 +13,10 @@ Indices: c is a worker type of the market (C of them), g a GPU of it (G), t a wi
 LLM, v a window of its SLO.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,14 +63,15 @@ EDGE_S = 1e-6
 class ScheduledLlm:
     """How one LLM of a schedule is simulated: its requests, its SLO, and the engines of its workers.
 
-    A worker of a schedule may be several engines, such as one for prefill and one for decode. `units` has for
-    each worker type c that serves the LLM a fleet whose pools together make one such worker.
+    A worker of a schedule may be several engines, such as one for prefill and one for decode (see
+    `LlmWorkerType`). `worker_fleets` has for each worker type c that serves the LLM a fleet whose pools
+    together make one such worker.
     """
 
     llm: str
     trace: Trace
     slo: Slo
-    units: Mapping[int, Fleet]
+    worker_fleets: Mapping[int, Fleet]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +90,7 @@ class SimulatedSchedule:
     """The repaired schedule, with the results of its simulation.
 
     `held_gpus` (G, T) are the mean GPUs of firm workers in each window, including workers that start or
-    drain. Costs are means in USD/h.
+    drain. `cost_before_usd_per_h` is the cost of the schedule before its repair.
     """
 
     schedule: Schedule
@@ -128,46 +131,45 @@ def simulate_schedule(
     """
     _check_fleets(market, demand, scheduled_llms)
     deadline = now_s() + most_work_s
+    rehearsal = _Rehearsal(market, demand, schedule, scheduled_llms)
     firm = schedule.workers.copy()
-    first_runs = _simulate_llms(market, demand, firm, schedule.spot_workers, scheduled_llms)
-    runs = first_runs
-    miss_counts: dict[tuple[int, int], int] = {}
+    runs = first_runs = rehearsal.simulate(firm)
+    miss_counts: Counter[tuple[int, int]] = Counter()  # How often each window (m, v) was missed so far.
     why_missed = ""
     for repair in range(MOST_REPAIRS + 1):
         missed = _missed_windows(scheduled_llms, runs)
-        repairable = [window for window in missed if miss_counts.get(window, 0) < MOST_WINDOW_REPAIRS]
+        repairable = [window for window in missed if miss_counts[window] < MOST_WINDOW_REPAIRS]
         if not repairable:
             why_missed = "more workers do not help" if missed else ""
             break
-        if repair == MOST_REPAIRS or is_over(deadline):
-            why_missed = (
-                f"the schedule was repaired {repair} times, which is the most"
-                if repair == MOST_REPAIRS
-                else f"{ended_by()} was reached after {repair} repairs"
-            )
+        if repair == MOST_REPAIRS:
+            why_missed = f"the schedule was repaired {repair} times, which is the most"
+            break
+        if is_over(deadline):
+            why_missed = f"{ended_by()} was reached after {repair} repairs"
             break
         progress(f"simulated: {len(missed)} windows miss the SLO")
-        repaired = _add_workers(market, demand, firm, schedule, scheduled_llms, runs, repairable, miss_counts)
+        miss_counts.update(repairable)
+        repaired = rehearsal.add_workers(firm, runs, {window: miss_counts[window] for window in repairable})
         if (repaired == firm).all():
             why_missed = "no limit leaves room for more workers"
             break
         firm = repaired
-        runs = _simulate_llms(market, demand, firm, schedule.spot_workers, scheduled_llms)
+        runs = rehearsal.simulate(firm)
     if not why_missed:
-        firm, runs = _remove_unneeded(market, demand, firm, schedule, scheduled_llms, runs, deadline)
+        firm, runs = rehearsal.remove_unneeded(firm, runs, deadline)
     end_s = demand.rate_rps.shape[1] * demand.window_s
-    reserved, bill = _cheapest_bill(market, runs, end_s)
+    first_bill, bill = _cheapest_bill(market, first_runs, end_s), _cheapest_bill(market, runs, end_s)
     return SimulatedSchedule(
         # Its `bound_usd_per_h` is 0: the solver's bound is for schedules by rates, not for repaired ones.
         schedule=buy_gpus(market, demand, firm, schedule.spot_workers),
         slo_windows=tuple(_windows_by_llm(scheduled_llms, first_runs, runs)),
         added_worker_windows=int((firm - schedule.workers).sum()),
-        # The sum over reserved, on-demand and spot GPUs.
-        cost_before_usd_per_h=sum(_cheapest_bill(market, first_runs, end_s)[1]),
-        reserved_usd_per_h=bill[0],
-        on_demand_usd_per_h=bill[1],
-        spot_usd_per_h=bill[2],
-        reserved_gpus=reserved,
+        cost_before_usd_per_h=first_bill.reserved + first_bill.on_demand + first_bill.spot,
+        reserved_usd_per_h=bill.reserved,
+        on_demand_usd_per_h=bill.on_demand,
+        spot_usd_per_h=bill.spot,
+        reserved_gpus=bill.reserved_gpus,
         held_gpus=_mean_by_window(demand, _gpus_over_time(market, runs, end_s, is_spot=False)),
         spot_workers_taken=sum(span.was_taken for llm_run in runs for span in llm_run.run.spans),
         why_missed=why_missed,
@@ -179,23 +181,23 @@ def _check_fleets(market: Market, demand: Demand, scheduled_llms: Sequence[Sched
     are longer than those of the schedule.
     """
     for llm in scheduled_llms:
-        first = next(iter(llm.units.values()))
-        for c, unit in llm.units.items():
+        first = next(iter(llm.worker_fleets.values()))
+        for c, worker_fleet in llm.worker_fleets.items():
             worker_type = market.worker_types[c]
             where = f"capacity[{c}] ({worker_type.llm}, {worker_type.name})"
-            gpus = sum(pool.count * pool.type.gpus for pool in unit.pools)
+            gpus = sum(pool.count * pool.type.gpus for pool in worker_fleet.pools)
             market_gpus = sum(worker_type.gpu_counts.values())
             if gpus != market_gpus:
                 raise InputError(f"{where}: gpus is {market_gpus}, its fleet has {gpus}; make them one")
-            if worker_type.beside:  # The worker has several kinds of GPUs.
-                for gpu in {pool.type.gpu.name for pool in unit.pools}:
+            if worker_type.other_gpus:  # The worker has several kinds of GPUs.
+                for gpu in {pool.type.gpu.name for pool in worker_fleet.pools}:
                     if row_of(gpu) not in worker_type.gpu_counts:
                         raise InputError(f"{where}: its fleet has {row_of(gpu)}, which gpu does not name")
             # With one kind of GPU the fleet may name another GPU; `_pools_of` puts the market's in its place.
-            if (unit.llm, unit.policies) != (first.llm, first.policies):
+            if (worker_fleet.llm, worker_fleet.policies) != (first.llm, first.policies):
                 raise InputError(
-                    f"{where}: its fleet serves {unit.llm.name} with policies of its own; all workers of an "
-                    "LLM must serve it alike"
+                    f"{where}: its fleet serves {worker_fleet.llm.name} with policies of its own; all "
+                    "workers of an LLM must serve it alike"
                 )
         if llm.slo.every_s is not None and llm.slo.every_s > demand.window_s:
             raise InputError(
@@ -237,14 +239,14 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> 
     market's stock counts them.
     """
     for counts, is_spot in ((firm, False), (spot, True)):
-        for c, unit in llm.units.items():
+        for c, worker_fleet in llm.worker_fleets.items():
             if not counts[c].any():
                 continue
             worker_type = market.worker_types[c]
             offers = {offer.gpu: offer for offer, _ in market.offers_of(worker_type)}
-            for pool in unit.pools:
+            for pool in worker_fleet.pools:
                 # A worker with one kind of GPU has the market's, whatever its fleet names.
-                gpu = row_of(pool.type.gpu.name) if worker_type.beside else worker_type.gpu
+                gpu = row_of(pool.type.gpu.name) if worker_type.other_gpus else worker_type.gpu
                 offer = offers[gpu]
                 sizes = counts[c] * pool.count
                 # A market sells GPUs singly; the stock of a plan's question is in whole nodes already.
@@ -262,30 +264,84 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> 
                 yield _ScheduledPool(replace(pool, name=name, count=1, type=worker), is_spot, elastic, sizes)
 
 
-def _simulate_llms(
-    market: Market, demand: Demand, firm: Counts, spot: Counts, scheduled_llms: Sequence[ScheduledLlm]
-) -> list[_LlmRun]:
-    """The simulation of each LLM with these firm and spot workers (C, T), all on one stock."""
-    fleets, pools_by_llm = [], []
-    times_s = (np.arange(firm.shape[1]) * demand.window_s).tolist()
-    for llm in scheduled_llms:
-        pools = tuple(_pools_of(market, firm, spot, llm))
-        timetable_type = _ReplacingTimetable if any(pool.is_spot for pool in pools) else Timetable
-        sizes = np.array([pool.sizes for pool in pools]).T.tolist()
-        timetable = timetable_type(times_s, sizes, [pool.elastic.start_s for pool in pools])
-        first_sizes = timetable.sizes_at(0.0)
-        elastic = [replace(pool.elastic, first=size) for pool, size in zip(pools, first_sizes, strict=True)]
-        # All units serve the LLM alike (`_check_fleets`), so any of them gives what is not in the pools.
-        fleet = replace(next(iter(llm.units.values())), pools=tuple(pool.pool for pool in pools))
-        every_s = llm.slo.every_s or demand.window_s
-        end_s = firm.shape[1] * demand.window_s
-        fleets.append(ElasticFleet(fleet, llm.trace, elastic, timetable, llm.slo.limits, every_s, end_s))
-        pools_by_llm.append(pools)
-    efforts = (len(each.trace) * request_effort(each.fleet, each.trace) for each in fleets if len(each.trace))
-    charge_effort(object(), sum(efforts))
-    stock = {offer.gpu: offer.stock for offer in market.offers if offer.stock is not None}
-    runs = simulate_together(fleets, FleetLimits(stock))
-    return [_LlmRun(run, pools) for run, pools in zip(runs, pools_by_llm, strict=True)]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rehearsal:
+    """The simulations of a schedule, whose firm workers (C, T) change from one to the next."""
+
+    market: Market
+    demand: Demand
+    schedule: Schedule
+    llms: Sequence[ScheduledLlm]
+
+    def simulate(self, firm: Counts) -> list[_LlmRun]:
+        """Simulate each LLM with these firm workers and the schedule's spot workers, all on one stock."""
+        market, demand = self.market, self.demand
+        fleets, pools_by_llm = [], []
+        times_s = (np.arange(firm.shape[1]) * demand.window_s).tolist()
+        for llm in self.llms:
+            pools = tuple(_pools_of(market, firm, self.schedule.spot_workers, llm))
+            timetable_type = _ReplacingTimetable if any(pool.is_spot for pool in pools) else Timetable
+            sizes = np.array([pool.sizes for pool in pools]).T.tolist()
+            timetable = timetable_type(times_s, sizes, [pool.elastic.start_s for pool in pools])
+            first_sizes = timetable.sizes_at(0.0)
+            elastic = [
+                replace(pool.elastic, first=size) for pool, size in zip(pools, first_sizes, strict=True)
+            ]
+            # All workers serve the LLM alike (`_check_fleets`), so any of their fleets gives the rest.
+            fleet = replace(next(iter(llm.worker_fleets.values())), pools=tuple(pool.pool for pool in pools))
+            every_s = llm.slo.every_s or demand.window_s
+            end_s = firm.shape[1] * demand.window_s
+            fleets.append(ElasticFleet(fleet, llm.trace, elastic, timetable, llm.slo.limits, every_s, end_s))
+            pools_by_llm.append(pools)
+        efforts = (
+            len(each.trace) * request_effort(each.fleet, each.trace) for each in fleets if len(each.trace)
+        )
+        charge_effort(sum(efforts))
+        stock = {offer.gpu: offer.stock for offer in market.offers if offer.stock is not None}
+        runs = simulate_together(fleets, FleetLimits(stock))
+        return [_LlmRun(run, pools) for run, pools in zip(runs, pools_by_llm, strict=True)]
+
+    def add_workers(
+        self, firm: Counts, runs: Sequence[_LlmRun], miss_counts: Mapping[tuple[int, int], int]
+    ) -> Counts:
+        """The firm workers with more of them in the windows (m, v) that are missed, as far as the limits
+        allow. `miss_counts` says how often each of these windows was missed by now.
+        """
+        to_enlarge: set[tuple[int, int]] = set()  # Pairs (m, t): where an LLM gets more workers.
+        for (m, v), misses in miss_counts.items():
+            edges_s = runs[m].run.simulation.edges_s
+            first = int(edges_s[v] // self.demand.window_s)
+            last = int((edges_s[v + 1] - EDGE_S) // self.demand.window_s)
+            if misses > 1:
+                first -= 1  # Requests of the window before may still queue in this one.
+            to_enlarge |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
+        firm = firm.copy()
+        # The budget limits the schedule, not its repair: the cost of the repair is an answer, not an error.
+        without_budget = replace(self.market, cost_usd_per_h=None)
+        for m, t in sorted(to_enlarge):
+            # The cheapest type that may have more workers within the limits gets them.
+            for c in sorted(self.llms[m].worker_fleets, key=lambda c: _usd_per_rate(self.market, c)):
+                more = firm.copy()
+                more[c, t] += max(1, int(MORE_FRAC * firm[c, t]))
+                repaired = buy_gpus(self.market, self.demand, more, self.schedule.spot_workers)
+                if find_broken_constraint(without_budget, self.demand, repaired) is None:
+                    firm = more
+                    break
+        return firm
+
+    def remove_unneeded(
+        self, firm: Counts, runs: list[_LlmRun], deadline: float
+    ) -> tuple[Counts, list[_LlmRun]]:
+        """The firm workers without those that were added and that no window needs, with their simulation."""
+        for c, t in np.argwhere(firm > self.schedule.workers).tolist():
+            while firm[c, t] > self.schedule.workers[c, t] and not is_over(deadline):
+                fewer = firm.copy()
+                fewer[c, t] -= 1
+                trial_runs = self.simulate(fewer)
+                if _missed_windows(self.llms, trial_runs):
+                    break
+                firm, runs = fewer, trial_runs
+        return firm, runs
 
 
 def _missed_windows(scheduled_llms: Sequence[ScheduledLlm], runs: Sequence[_LlmRun]) -> list[tuple[int, int]]:
@@ -298,7 +354,8 @@ def _missed_windows(scheduled_llms: Sequence[ScheduledLlm], runs: Sequence[_LlmR
         edges_s, unserved_s = simulation.edges_s, simulation.arrival_s[simulation.status == UNFINISHED]
         of_unserved = np.searchsorted(edges_s, unserved_s, side="right") - 1
         windows = {*missed_windows(simulation, llm.slo, edges_s), *of_unserved.tolist()}
-        missed += [(m, v) for v in sorted(windows & set(range(len(edges_s) - 1)))]
+        # An unserved request that arrived after the last edge is in no window.
+        missed += [(m, v) for v in sorted(windows) if 0 <= v < len(edges_s) - 1]
     return missed
 
 
@@ -313,63 +370,6 @@ def _windows_by_llm(
         missed_before = sum(number == m for number, _ in before)
         unfinished = int((status == UNFINISHED).sum())
         yield ScheduleWindows(llm.llm, len(edges_s) - 1, missed_before, missed_begin_s, unfinished)
-
-
-def _add_workers(
-    market: Market,
-    demand: Demand,
-    firm: Counts,
-    schedule: Schedule,
-    scheduled_llms: Sequence[ScheduledLlm],
-    runs: Sequence[_LlmRun],
-    missed: Sequence[tuple[int, int]],
-    miss_counts: dict[tuple[int, int], int],
-) -> Counts:
-    """The firm workers with more of them in the windows that are missed, as far as the limits allow.
-    `miss_counts` has how often each window was missed so far; the misses of this time are added to it.
-    """
-    to_enlarge: set[tuple[int, int]] = set()  # Pairs (m, t): where an LLM gets more workers.
-    for m, v in missed:
-        miss_counts[m, v] = miss_counts.get((m, v), 0) + 1
-        edges_s = runs[m].run.simulation.edges_s
-        first, last = (int(edge_s // demand.window_s) for edge_s in (edges_s[v], edges_s[v + 1] - EDGE_S))
-        if miss_counts[m, v] > 1:
-            first -= 1  # Requests of the window before may still queue in this one.
-        to_enlarge |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
-    firm = firm.copy()
-    # The budget limits the schedule, not its repair: the cost of the repair is an answer, not an error.
-    without_budget = replace(market, cost_usd_per_h=None)
-    for m, t in sorted(to_enlarge):
-        # The cheapest type that may have more workers within the limits gets them.
-        for c in sorted(scheduled_llms[m].units, key=lambda c: _usd_per_rate(market, c)):
-            more = firm.copy()
-            more[c, t] += max(1, int(MORE_FRAC * firm[c, t]))
-            repaired = buy_gpus(market, demand, more, schedule.spot_workers)
-            if find_broken_constraint(without_budget, demand, repaired) is None:
-                firm = more
-                break
-    return firm
-
-
-def _remove_unneeded(
-    market: Market,
-    demand: Demand,
-    firm: Counts,
-    schedule: Schedule,
-    scheduled_llms: Sequence[ScheduledLlm],
-    runs: list[_LlmRun],
-    deadline: float,
-) -> tuple[Counts, list[_LlmRun]]:
-    """The firm workers without those that were added and that no window needs, with their simulation."""
-    for c, t in np.argwhere(firm > schedule.workers).tolist():
-        while firm[c, t] > schedule.workers[c, t] and not is_over(deadline):
-            fewer = firm.copy()
-            fewer[c, t] -= 1
-            trial_runs = _simulate_llms(market, demand, fewer, schedule.spot_workers, scheduled_llms)
-            if _missed_windows(scheduled_llms, trial_runs):
-                break
-            firm, runs = fewer, trial_runs
-    return firm, runs
 
 
 def _usd_per_rate(market: Market, c: int) -> float:
@@ -402,21 +402,28 @@ def _gpus_over_time(
     return by_offer
 
 
-def _cheapest_bill(
-    market: Market, runs: Sequence[_LlmRun], end_s: float
-) -> tuple[Counts, tuple[float, float, float]]:
-    """The reserved GPUs (G,) with which the bill is least, and what reserved, on-demand and spot GPUs then
-    cost [USD/h].
-    """
-    reserved, totals = np.zeros(len(market.offers), np.int64), np.zeros(3)
-    firm, spot = (_gpus_over_time(market, runs, end_s, is_spot=is_spot) for is_spot in (False, True))
+class _Bill(NamedTuple):
+    """The reserved GPUs (G,) of the least bill, and what reserved, on-demand and spot GPUs cost [USD/h]."""
+
+    reserved_gpus: Counts
+    reserved: float
+    on_demand: float
+    spot: float
+
+
+def _cheapest_bill(market: Market, runs: Sequence[_LlmRun], end_s: float) -> _Bill:
+    """The least bill for the GPUs that workers had in the simulation until `end_s`."""
+    reserved_gpus = np.zeros(len(market.offers), np.int64)
+    reserved_usd_per_h = on_demand_usd_per_h = spot_usd_per_h = 0.0
+    firm = _gpus_over_time(market, runs, end_s, is_spot=False)
+    spot = _gpus_over_time(market, runs, end_s, is_spot=True)
     for g, offer in enumerate(market.offers):
         times_s, gpus = firm[g]
         time_shares = np.diff(times_s) / end_s
         spot_times_s, spot_gpus = spot[g]
         # Spot GPUs take stock from reserved ones.
         levels = reserved_levels(offer, gpus[:-1], most_spot_gpus=int(spot_gpus.max()))
-        bills = [
+        bills = [  # For each level what reserved and on-demand GPUs cost.
             (
                 (offer.reserved_usd_per_h or 0.0) * level,
                 (offer.on_demand_usd_per_h or 0.0) * float(np.maximum(gpus[:-1] - level, 0) @ time_shares),
@@ -424,10 +431,12 @@ def _cheapest_bill(
             for level in levels
         ]
         best = min(range(len(levels)), key=lambda k: sum(bills[k]))
-        reserved[g] = levels[best]
-        spot_mean = float(spot_gpus[:-1] @ np.diff(spot_times_s)) / end_s
-        totals += (*bills[best], (offer.spot_usd_per_h or 0.0) * spot_mean)
-    return reserved, (float(totals[0]), float(totals[1]), float(totals[2]))
+        reserved_gpus[g] = levels[best]
+        reserved_usd_per_h += bills[best][0]
+        on_demand_usd_per_h += bills[best][1]
+        mean_spot_gpus = float(spot_gpus[:-1] @ np.diff(spot_times_s)) / end_s
+        spot_usd_per_h += (offer.spot_usd_per_h or 0.0) * mean_spot_gpus
+    return _Bill(reserved_gpus, reserved_usd_per_h, on_demand_usd_per_h, spot_usd_per_h)
 
 
 def _mean_by_window(demand: Demand, gpus_over_time: Sequence[tuple[Floats, Floats]]) -> Floats:

@@ -134,8 +134,8 @@ def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
         for gpu, count in limits.stock.items()
     }
     gpus = None if limits.gpus is None else max(int(remaining[GPUS]), 0)
-    beside = (*limits.beside, *workers) if limits.by_gpu else ()
-    return FleetLimits(stock, remaining.get(POWER), remaining.get(COST), gpus, limits.by_gpu, beside)
+    other_workers = (*limits.other_workers, *workers) if limits.by_gpu else ()
+    return FleetLimits(stock, remaining.get(POWER), remaining.get(COST), gpus, limits.by_gpu, other_workers)
 
 
 def limits_beside(limits: FleetLimits, fleets: Sequence[Counts], k: int) -> FleetLimits:

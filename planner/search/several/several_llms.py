@@ -147,7 +147,7 @@ def _plan_together(
     paper_values = list(map(shared_paper.best_value, paper.searched))
     alone_values = list(map(shared_paper.best_value, alone))
     # The bound of an LLM is the same under all choices of policies.
-    bounds = [paid_at_least(problem, problem.lower or 0.0) for (problem, _), *_ in alone]
+    bounds = [paid_at_least(problem, problem.bound or 0.0) for (problem, _), *_ in alone]
     if shared is not None:
         alone_values = _paid_values(on_paper, shared.alone)
     in_production = _production_facts(entries, on_paper, shared, alone_values, unit)

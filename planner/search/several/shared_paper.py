@@ -265,7 +265,7 @@ def _find_any_mix(problem: Problem) -> Counts | None:
     is found.
     """
     try:
-        return find_best_fleet(replace(problem, lower=lower_bound(problem)), []).best
+        return find_best_fleet(replace(problem, bound=lower_bound(problem)), []).best
     except (InfeasibleError, OutOfTimeError):
         return None
 
@@ -408,7 +408,7 @@ def _search_in_order(
 def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> LlmSearches:
     """Search for an LLM within the limits that the other LLMs leave, starting from the fleet `start`."""
     problem = joint_limits.problem_within(problem, remaining)
-    problem = replace(problem, lower=lower_bound(problem))
+    problem = replace(problem, bound=lower_bound(problem))
     result = find_best_fleet(problem, [problem.oracle.fleet(start)])
     # The search counts GPUs in use, but beside the other LLMs its fleet may take one node too many.
     if not problem.allows(result.best):

@@ -11,7 +11,7 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.models.engine import Engine
-from planner.models.kv_layout import KvBeside, kv_layout
+from planner.models.kv_layout import ExtraKv, kv_layout
 from planner.models.llm import FeedForward, GroupedAttention, LayerGroup, StateAttention
 from planner.models.speculation import Speculation
 from planner.reports.fact_sentences import fact_sentences_of
@@ -35,7 +35,7 @@ def test_a_state_takes_the_room_of_a_sequence() -> None:
     trace = make_trace([0, 0, 0, 0], [16] * 4, [17] * 4)
     fleet = mixed(make_latency(), kv_tokens=160)
     assert simulate(fleet, trace).e2e_s.tolist() == [17.0] * 4
-    kind = replace(fleet.pools[0].type, kv_beside=KvBeside(3))
+    kind = replace(fleet.pools[0].type, extra_kv=ExtraKv(3))
     fleet = replace(fleet, pools=(replace(fleet.pools[0], type=kind),))
     assert simulate(fleet, trace).e2e_s.tolist() == [17.0, 17.0, 34.0, 34.0]
     assert kind.has_room_for(112) and not kind.has_room_for(113)
@@ -45,23 +45,23 @@ def test_windows_grow_with_their_sequences() -> None:
     """56 blocks, sequences of 16 tokens that write 112 more, and three windows for a block of all tokens.
     At its end a sequence takes 4 x 8 blocks, while it writes 8 + 3 x 4.5 on average, so two run at once.
     """
-    own = KvBeside(window_ratio=3.0, window_blocks=100)
+    own = ExtraKv(window_ratio=3.0, window_blocks=100)
     assert own.growing_blocks(16, 128) == 14 and own.sequence_blocks(128) == 24
     pool = mixed(make_latency(), kv_tokens=56 * 16).pools[0]
-    fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, kv_beside=own)),), Policies())
+    fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, extra_kv=own)),), Policies())
     assert simulate(fleet, make_trace([0, 0], [16] * 2, [112] * 2)).e2e_s.tolist() == [112.0] * 2
 
 
 def test_the_mean_of_a_window_that_fills_up() -> None:
     """Of 1, 2, 3, ... 6 blocks a window of three holds 1, 2, 3, 3, 3 and 3."""
-    assert KvBeside(1, 2.0, 3).growing_blocks(16, 96) == 1 + 5
-    assert KvBeside(1, 2.0, 3).growing_blocks(48, 96) == 1 + 6
+    assert ExtraKv(1, 2.0, 3).growing_blocks(16, 96) == 1 + 5
+    assert ExtraKv(1, 2.0, 3).growing_blocks(48, 96) == 1 + 6
 
 
 def test_a_request_that_never_fits_is_turned_away() -> None:
     trace = make_trace([0, 0], [16, 64], [1, 1])
     fleet = mixed(make_latency(), kv_tokens=160)
-    kind = replace(fleet.pools[0].type, kv_beside=KvBeside(1, 2.0, 4))
+    kind = replace(fleet.pools[0].type, extra_kv=ExtraKv(1, 2.0, 4))
     fleet = replace(fleet, pools=(replace(fleet.pools[0], type=kind),))
     assert simulate(fleet, trace).status.tolist() == [0, 1]  # 1 + 1 + 2 x 1 and 1 + 5 + 2 x 4 of 10 blocks
 
@@ -79,10 +79,10 @@ def test_each_drafted_token_takes_a_state_more() -> None:
         LayerGroup(1, GroupedAttention(2, 1, 32, 32), FeedForward(8)),
     )
     llm = replace(LLM, groups=groups)
-    assert [kv_layout(llm, 1, drafts=drafts).beside.constant_blocks for drafts in (0, 2)] == [3, 19]
+    assert [kv_layout(llm, 1, drafts=drafts).extra.constant_blocks for drafts in (0, 2)] == [3, 19]
     assert kv_layout(llm, 1).block_bytes == kv_layout(llm, 1, drafts=2).block_bytes == 2048
     kind = replace(mixed(make_latency()).pools[0].type, speculation=Speculation("ngram", (0.5, 0.5)))
-    assert kind.with_llm(llm).kv_beside.constant_blocks == 19
+    assert kind.with_llm(llm).extra_kv.constant_blocks == 19
 
 
 def test_batching_that_counts_tokens_alone_refuses() -> None:
@@ -98,12 +98,12 @@ def test_windows_of_others_send_a_prefix_out_of_the_cache() -> None:
     after B and C 96.
     """
     pool = mixed(make_latency(), kv_tokens=1024).pools[0]
-    windows = KvBeside(passing_blocks=2.0, findable_blocks=15 / 16)
+    windows = ExtraKv(passing_blocks=2.0, findable_blocks=15 / 16)
     a, b, c = [1, 2, 3], [4, 5, 6], [7, 8, 9]
     hits = []
-    for own, version in ((windows, "0.33.0"), (windows, "0.22.1"), (KvBeside(), "0.33.0")):
+    for own, version in ((windows, "0.33.0"), (windows, "0.22.1"), (ExtraKv(), "0.33.0")):
         engine = Engine("vllm", version, async_scheduling=False)
-        kind = replace(pool.type, kv_beside=own, engine=engine)
+        kind = replace(pool.type, extra_kv=own, engine=engine)
         fleet = Fleet(LLM, (replace(pool, type=kind),), Policies(prefix_cache=True, routing="round-robin"))
         for prompts in ([a, b, a], [a, b, c, a]):
             found = simulate(fleet, prefix_trace([10.0 * i for i in range(len(prompts))], prompts))
@@ -120,7 +120,7 @@ def test_windows_are_kept_at_each_block_until_0_26() -> None:
     taken = []
     for version in ("0.26.1", "0.27.0"):
         engine = Engine("vllm", version, async_scheduling=False)
-        kind = replace(pool.type, kv_beside=KvBeside(window_ratio=2.0, window_blocks=2), engine=engine)
+        kind = replace(pool.type, extra_kv=ExtraKv(window_ratio=2.0, window_blocks=2), engine=engine)
         taken.append((kind.taken_blocks_per_token, kind.keeps_ends_alone))
     assert taken == [(3 / 16, False), (0.0, True)]
     assert not replace(pool.type, engine=engine).keeps_ends_alone
@@ -129,15 +129,15 @@ def test_windows_are_kept_at_each_block_until_0_26() -> None:
 @pytest.mark.parametrize(
     ("own", "caution"),
     [
-        (KvBeside(window_ratio=2.0, window_blocks=2), "from its third request on"),
-        (KvBeside(constant_blocks=1, passing_blocks=2.0, findable_blocks=0.5), "each page of 256 tokens"),
-        (KvBeside(), ""),
+        (ExtraKv(window_ratio=2.0, window_blocks=2), "from its third request on"),
+        (ExtraKv(constant_blocks=1, passing_blocks=2.0, findable_blocks=0.5), "each page of 256 tokens"),
+        (ExtraKv(), ""),
     ],
 )
-def test_what_the_plan_counts_otherwise_than_the_engine_is_a_warning(own: KvBeside, caution: str) -> None:
+def test_what_the_plan_counts_otherwise_than_the_engine_is_a_warning(own: ExtraKv, caution: str) -> None:
     pool = mixed(make_latency(), kv_tokens=1024).pools[0]
     policies = Policies(prefix_cache=True, routing="round-robin")
-    fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, kv_beside=own)),), policies)
+    fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, extra_kv=own)),), policies)
     slo = Slo((Limit("ttft", 0.9, 5.0),))
     trace = prefix_trace([0.0, 10.0, 20.0], [[1], [1], [2]])
     simulation = simulate(fleet, trace, limits=slo.limits, record=True)
