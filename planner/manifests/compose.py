@@ -15,7 +15,7 @@ from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STE
 
 Document = dict[str, Any]
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, the Compose specification"
-routing = engine_command.routing_sentence  # A target's function `routing`, see manifests/__init__.py.
+routing = engine_command.routing_sentence  # A target has `routing`, `render` and `steps` (__init__.py).
 # Workers and routers that are told to stop have this time to end their requests.
 STOP_GRACE = f"{engine_command.DRAIN_S + engine_command.KILL_S}s"
 ROUTER_PORT_STEP = 100  # Distance of the ports of a fleet's two routers; chosen by hand.

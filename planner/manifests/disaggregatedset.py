@@ -11,7 +11,7 @@ from planner.manifests.engine_command import APP, HTTP_PORT, PART
 from planner.manifests.kubernetes import Document
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, DisaggregatedSet v1 (LWS 0.9 or newer)"
-routing = engine_command.routing_sentence  # What the README says of routing.
+routing = engine_command.routing_sentence  # A target has `routing`, `render` and `steps` (__init__.py).
 MAX_ROLES = 10  # A DisaggregatedSet holds no more.
 
 

@@ -41,7 +41,7 @@ SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KE
 ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 # Each target has `ENGINE` and `routing`, for its README (manifests/__init__.py).
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}"
-routing = engine_command.routing_sentence
+routing = engine_command.routing_sentence  # A target has `routing`, `render` and `steps` (__init__.py).
 # Ranks of a worker communicate through shared memory: 16 GiB suffice, a pod's default of 64 MB does not.
 SHM_GIB = 16
 STORE_SPARE_GIB = 8  # Memory of the process that owns a store's KV blocks, beside the blocks.

@@ -13,7 +13,7 @@ from planner.manifests.engine_command import APP, HTTP_PORT, PART, ROLE
 from planner.manifests.kubernetes import Document
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, LeaderWorkerSet v1 (LWS 0.9 or newer)"
-routing = engine_command.routing_sentence
+routing = engine_command.routing_sentence  # A target has `routing`, `render` and `steps` (__init__.py).
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -30,7 +30,8 @@ def steps(fleet: Fleet) -> list[str]:
         "    kubectl apply -f lws.yaml",
         f"    kubectl port-forward service/{engine_command.llm_label(fleet)}-router {HTTP_PORT}",
         "",
-        "Needs the LeaderWorkerSet controller and the GPU operator. Not beside kubernetes.yaml: same names.",
+        "Needs the LeaderWorkerSet controller and the GPU operator. Do not apply kubernetes.yaml as",
+        "well: its objects have the same names.",
     ]
 
 
@@ -39,13 +40,13 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     pools: list[Document] = []
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         labels = kubernetes.labels_of(fleet, name, pool)
-        group = {
+        worker_set = {
             "apiVersion": "leaderworkerset.x-k8s.io/v1",
             "kind": "LeaderWorkerSet",
             "metadata": {"name": labels[PART], "labels": labels},
             "spec": group_spec(fleet, pool, labels, max_model_len),
         }
-        pools += [group, kubernetes.disruption_budget(labels)]
+        pools += [worker_set, kubernetes.disruption_budget(labels)]
     return [*pools, *kubernetes.router(fleet)]
 
 
@@ -54,12 +55,12 @@ def group_spec(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -
     nodes = engine_command.nodes_of(pool.type)
     args = kubernetes.escape_variables(engine_command.engine_args(pool, fleet, max_model_len))
     template: Document = {"size": nodes, "restartPolicy": "RecreateGroupOnPodRestart"}
-    serving = [*args, "--port", str(HTTP_PORT)]
+    serving_args = [*args, "--port", str(HTTP_PORT)]
     if nodes == 1:
-        main = kubernetes.worker_container(fleet, pool, serving)
+        main = kubernetes.worker_container(fleet, pool, serving_args)
         template["workerTemplate"] = kubernetes.pod_template(fleet, pool, labels, main)
     else:
-        group = [
+        group_args = [
             "--nnodes",
             str(nodes),
             "--node-rank",
@@ -67,8 +68,9 @@ def group_spec(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -
             "--master-addr",
             "$(LWS_LEADER_ADDRESS)",
         ]
-        leader = kubernetes.worker_container(fleet, pool, [*serving, *group])
-        follower = kubernetes.worker_container(fleet, pool, [*args, *group, "--headless"])
+        leader = kubernetes.worker_container(fleet, pool, [*serving_args, *group_args])
+        follower = kubernetes.worker_container(fleet, pool, [*args, *group_args, "--headless"])
+        # Only the leader answers HTTP, so the other pods have neither probes nor ports.
         for http_field in (*kubernetes.health_probes(), "ports"):
             del follower[http_field]
         follower_labels = {APP: labels[APP], PART: labels[PART], ROLE: "headless"}

@@ -13,7 +13,7 @@ from planner.manifests import engine_command, kv_store
 from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, {engine_command.ROUTER_PACKAGE}"
-routing = engine_command.routing_sentence  # Every target has `routing`, `render` and `steps` (__init__.py).
+routing = engine_command.routing_sentence  # A target has `routing`, `render` and `steps` (__init__.py).
 FIRST_PORT = HTTP_PORT + 1  # The router has HTTP_PORT.
 # The shell command for this host's address. `hostname -i` may be 127.0.1.1 on Debian and Ubuntu (by
 # /etc/hosts), an address that other hosts cannot use.

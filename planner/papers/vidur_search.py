@@ -35,7 +35,7 @@ from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, find_goodput
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.layout import FINISHED
-from planner.simulator.measured_values import value_s
+from planner.simulator.measured_values import metric_percentile_s
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
 from planner.units import HOUR_S
@@ -185,7 +185,7 @@ def search_configurations(
         values_s: tuple[float, ...] = tuple(math.nan for _ in latencies)
         if capacity.rate_rps:
             run = rule.run(fleet, capacity.rate_rps)
-            values_s = tuple(value_s(run, metric, percentile) for metric, percentile in latencies)
+            values_s = tuple(metric_percentile_s(run, metric, percentile) for metric, percentile in latencies)
         rows.append(SearchedConfiguration(fleet, capacity.rate_rps, values_s))
     return tuple(sorted(rows, key=lambda row: (-row.requests_per_usd, row.name)))
 

@@ -65,19 +65,18 @@ def cumulative_curve(simulation: Simulation, metric: Metric, limits: Sequence[Li
     """
     at_s, of_limit = [limit.limit_s for limit in limits], limits[0] if limits else None
     if METRICS[metric].is_of_gaps:
-        of_class = simulation.class_number(None if of_limit is None else of_limit.selector)
-        return _thinned_curve(*sampled_gaps_s(simulation, of_class), at_s)
+        return _thinned_curve(*sampled_gaps_s(simulation, simulation.class_number(of_limit)), at_s)
     return _thinned_curve(request_values_s(simulation, metric, of_limit), None, 1, at_s)
 
 
-def sampled_gaps_s(simulation: Simulation, of_class: int = int(NONE)) -> tuple[Floats, Floats, int]:
+def sampled_gaps_s(simulation: Simulation, class_number: int = int(NONE)) -> tuple[Floats, Floats, int]:
     """The gaps between tokens, how many requests had each gap, and k: in long simulations only every k-th run
-    of equal engine steps is read, for at most about MAX_GAPS gaps. `of_class` selects a class of requests.
+    of equal engine steps is read, for at most about MAX_GAPS gaps. `class_number` selects a class.
     """
     if not len(simulation.runs):
         return np.zeros(0), np.zeros(0), 1
     every = max(1, -(-int(simulation.runs["steps"].sum()) // MAX_GAPS))
-    return *gaps_s(replace(simulation, runs=simulation.runs[::every]), of_class), every
+    return *gaps_s(replace(simulation, runs=simulation.runs[::every]), class_number), every
 
 
 def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Sequence[float]) -> Curve:

@@ -332,7 +332,7 @@ def _with_gaps_of(
     )
     for j, limit in enumerate(predicted.limits):
         if limit.metric_row.is_of_gaps:
-            gap_s, weight = gaps_s(predicted, predicted.class_number(limit.selector))
+            gap_s, weight = gaps_s(predicted, predicted.class_number(limit))
             predicted.counted[j], predicted.violations[j] = weight.sum(), weight[gap_s > limit.limit_s].sum()
     return predicted
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Limit, Metric, allowed_above, nearest_rank
+from planner.domain import Limit, Metric, nearest_rank
 from planner.files.column_files import release_memory
 from planner.simulator.recorded_gaps import gap_percentile_s, gap_runs
 from planner.simulator.simulation import Floats, Simulation
@@ -18,7 +18,7 @@ from planner.slo_metrics import METRICS
 def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | None = None) -> float:
     """Smallest value such that at least this share of all lies at or below it; NaN for no values.
 
-    With `weights` (n,) a value counts as often as its weight says.
+    With `weights` (n,), whole numbers, a value counts as often as its weight says.
     """
     if weights is None:
         return _percentile_in_place_s(np.array(values_s), percentile_frac)  # np.array makes a copy.
@@ -26,9 +26,8 @@ def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | Non
         return float("nan")
     order = np.argsort(values_s, kind="stable")
     cumulated = np.cumsum(weights[order])
-    # The nearest rank, as for limits: `allowed_above` says how many of all values may lie above it.
-    rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
-    return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
+    rank = nearest_rank(percentile_frac, int(cumulated[-1]))
+    return float(values_s[order[int(np.searchsorted(cumulated, rank))]])
 
 
 def _percentile_in_place_s(values_s: Floats, percentile_frac: float) -> float:
@@ -40,7 +39,7 @@ def _percentile_in_place_s(values_s: Floats, percentile_frac: float) -> float:
     return float(values_s[index])
 
 
-def value_s(
+def metric_percentile_s(
     simulation: Simulation, metric: Metric, percentile_frac: float, limit: Limit | None = None
 ) -> float:
     """A percentile of a metric over the measured requests, or over the gaps between tokens; NaN if there are
@@ -50,11 +49,11 @@ def value_s(
     """
     if METRICS[metric].is_of_gaps:
         if simulation.gaps is not None:
+            # Gaps are counted in place of recorded runs only in long traces without classes (replay.py).
             return simulation.gaps.percentile_s(percentile_frac)
         if len(simulation.runs) == 0:
             return float("nan")
-        of_class = simulation.class_number(None if limit is None else limit.selector)
-        return gap_percentile_s(gap_runs(simulation, of_class=of_class), percentile_frac)
+        return gap_percentile_s(gap_runs(simulation, simulation.class_number(limit)), percentile_frac)
     return _percentile_in_place_s(request_values_s(simulation, metric, limit), percentile_frac)
 
 
@@ -83,7 +82,7 @@ def _measured_with_value(
         mask &= simulation.limited_requests(limit)
     if (with_value := METRICS[metric].has_value(simulation)) is not None:
         mask &= with_value
-        release_memory(simulation.output_tokens)
+        release_memory(simulation.output_tokens)  # As in `measured_mask`; metrics without a gap read it.
     return mask
 
 

@@ -20,13 +20,13 @@ from planner.simulator.simulation import Floats, Simulation
 BISECTED_FRAC = 1e-9  # `gap_percentile_s` bisects down to an interval of this share of its upper end.
 
 
-def gaps_s(simulation: Simulation, of_class: int = int(NONE)) -> tuple[Floats, Floats]:
-    """Every gap between tokens that ended inside the window, and how many requests saw it; with `of_class`
-    those of that class.
+def gaps_s(simulation: Simulation, class_number: int = int(NONE)) -> tuple[Floats, Floats]:
+    """Every gap between tokens that ended inside the window, and how many requests saw it; with
+    `class_number` those of that class.
 
     Needs a simulation with `record=True`; percentiles are quicker with `gap_percentile_s`.
     """
-    runs = gap_runs(simulation, of_class)
+    runs = gap_runs(simulation, class_number)
     steps = runs["steps"]
     run = np.repeat(np.arange(len(runs)), steps)
     j = np.arange(len(run)) - np.repeat(np.cumsum(steps) - steps, steps)  # The step within its run.
@@ -55,12 +55,12 @@ def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> floa
     return gap_s
 
 
-def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[np.void]:
+def gap_runs(simulation: Simulation, class_number: int = int(NONE)) -> npt.NDArray[np.void]:
     """The recorded runs that gave tokens, cut to the steps that ended inside the measured window.
 
-    With `of_class`, only runs that gave tokens to that class. The simulation needs `record=True`.
+    With `class_number`, only runs that gave tokens to that class. The simulation needs `record=True`.
     """
-    runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
+    runs, first_end_s, last_end_s = _with_gaps(simulation, class_number)
     start_s, end_s = simulation.window_s
     # Runs that end before the window or begin after it are neither inside nor crossing.
     inside = (first_end_s >= start_s) & (last_end_s <= end_s)
@@ -68,10 +68,10 @@ def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[n
     return np.concatenate([runs[inside], _runs_in_window(runs[crossing], start_s, end_s)])
 
 
-def gap_runs_in(simulation: Simulation, edges_s: Floats, of_class: int) -> list[npt.NDArray[np.void]]:
+def gap_runs_in(simulation: Simulation, edges_s: Floats, class_number: int) -> list[npt.NDArray[np.void]]:
     """`gap_runs` of each window between these edges, in one pass over the runs."""
     bounds = _bounds_s(simulation, edges_s)
-    runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
+    runs, first_end_s, last_end_s = _with_gaps(simulation, class_number)
     starts_s, ends_s = np.array(bounds).T
     # The windows that a run meets go from `first_window` to `last_window`. Both may lie outside of all
     # windows, so they are clamped before they are used as indices.
@@ -93,10 +93,10 @@ def gap_runs_in(simulation: Simulation, edges_s: Floats, of_class: int) -> list[
     return runs_by_window
 
 
-def _with_gaps(simulation: Simulation, of_class: int) -> tuple[npt.NDArray[np.void], Floats, Floats]:
+def _with_gaps(simulation: Simulation, class_number: int) -> tuple[npt.NDArray[np.void], Floats, Floats]:
     """The recorded runs that gave tokens to a class, and when their first and their last step ended."""
     runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
-    runs = runs[runs["of_class"] == of_class + 1]  # Runs of all requests have 0 (NONE + 1).
+    runs = runs[runs["of_class"] == class_number + 1]  # Runs of all requests have 0 (NONE + 1).
     # The sum is that of the kernel to the last bit, so that the last token does not fall out of the window.
     last_end_s = runs["start_s"] + run_seconds(runs)
     return runs, runs["start_s"] + runs["first_s"], last_end_s

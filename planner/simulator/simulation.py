@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Limit, Selector, selectors_of
+from planner.domain import Limit, selectors_of
 from planner.simulator import layout
 from planner.simulator.gap_counts import GapCounts
 from planner.traffic.tasks import Tasks
@@ -90,17 +90,19 @@ class Simulation:
     # (n,) an index into the selectors of `limits`, NONE for no class; empty where no limit is of a class.
     of_class: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def class_number(self, selector: Selector | None) -> int:
-        """The number in `of_class` of the class that a selector chooses; layout.NONE without a selector. The
-        selector must be one of the `limits`.
+    def class_number(self, limit: Limit | None) -> int:
+        """The number in `of_class` of the class to which one of the `limits` applies; layout.NONE for a limit
+        on all requests, and without a limit.
         """
-        return int(layout.NONE) if selector is None else selectors_of(self.limits).index(selector)
+        if limit is None or limit.selector is None:
+            return int(layout.NONE)
+        return selectors_of(self.limits).index(limit.selector)
 
     def limited_requests(self, limit: Limit) -> npt.NDArray[np.bool_]:
         """Which requests (n,) a limit is about: those of its class, or all."""
         if limit.selector is None:
             return np.ones(len(self.arrival_s), dtype=bool)
-        return np.asarray(self.of_class == self.class_number(limit.selector))
+        return np.asarray(self.of_class == self.class_number(limit))
 
     @property
     def served_tokens(self) -> tuple[int, int]:

@@ -20,9 +20,9 @@ from planner.simulator.layout import FINISHED, REJECTED
 from planner.simulator.measured_values import (
     arrivals_with_value_s,
     measured_mask,
+    metric_percentile_s,
     percentile_s,
     request_values_s,
-    value_s,
 )
 from planner.simulator.recorded_gaps import gap_percentile_s, gap_runs_in
 from planner.simulator.service_shares import GuaranteeLine, judge_guarantees
@@ -160,7 +160,7 @@ def judge_slo(simulation: Simulation, slo: Slo, *, with_percentiles: bool = True
         kept_frac = 1.0 - violations / counted if counted else 1.0
         value = math.nan
         if with_percentiles:
-            value = value_s(simulation, limit.metric, limit.percentile_frac, limit)
+            value = metric_percentile_s(simulation, limit.metric, limit.percentile_frac, limit)
         if slo.every_s is None:
             lines.append(LineVerdict(limit, value, kept_frac, holds, counted))
             continue
@@ -207,7 +207,7 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[WindowRe
     elif np.array_equal(edges_s, simulation.edges_s):  # The kernel counted gaps in these windows already.
         counted, violations = simulation.counted_in[k], simulation.violations_in[k]
     elif has_gap_runs:
-        runs_by_window = gap_runs_in(simulation, edges_s, simulation.class_number(limit.selector))
+        runs_by_window = gap_runs_in(simulation, edges_s, simulation.class_number(limit))
         counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in runs_by_window])
         violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in runs_by_window]
     else:
@@ -252,7 +252,7 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> WindowResul
     elif len(simulation.runs) and simulation.gaps is None:
         values_s = [
             gap_percentile_s(runs, limit.percentile_frac)
-            for runs in gap_runs_in(simulation, edges_s, simulation.class_number(limit.selector))
+            for runs in gap_runs_in(simulation, edges_s, simulation.class_number(limit))
         ]
     else:
         return min(windows, key=lambda each: (each.holds, each.kept_frac))  # False comes before True.

@@ -20,13 +20,6 @@ STEP_TIMES = {
     "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
 }
 """What step times of each `StepLatency.kind` rest on; "off" explains the row's `error_frac`."""
-# The beginning of each sentence of the badge, and the kinds of step times that it counts; the kind "given"
-# counts as carried over. The best known come first. `support_badge` unpacks the three in this order.
-BADGE_SENTENCES = {
-    "Step times measured on": ("kernels", "steps"),
-    "carried over from another GPU": ("derived", "given"),
-    "computed from the GPU's figures": ("roofline",),
-}
 USUAL_BATCHED_TOKENS = 8192  # The default max_num_batched_tokens of vLLM on large GPUs.
 Colour = Literal["green", "orange", "red"]
 
@@ -49,24 +42,34 @@ def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
     kind_by_gpu: dict[str, str] = {}
     for row in rows:
         kind_by_gpu.setdefault(row["gpu"], row["step_times"])
-    gpus_of = {
-        beginning: [gpu for gpu, kind in kind_by_gpu.items() if kind in kinds]
-        for beginning, kinds in BADGE_SENTENCES.items()
-    }
-    measured, carried, computed = gpus_of.values()
-    sentences = [f"{beginning}: {', '.join(gpus)}" for beginning, gpus in gpus_of.items() if gpus]
-    why = ". ".join(f"{sentence[0].upper()}{sentence[1:]}" for sentence in sentences)
+
+    def gpus_of(*kinds: str) -> list[str]:
+        """The GPUs whose step times are of one of these kinds."""
+        return [gpu for gpu, kind in kind_by_gpu.items() if kind in kinds]
+
+    measured, computed = gpus_of("kernels", "steps"), gpus_of("roofline")
+    carried = gpus_of(
+        "derived", "given"
+    )  # Of step times that are given nobody knows more than of derived ones.
+    beginnings = (
+        ("Step times measured on", measured),
+        ("Carried over from another GPU", carried),
+        ("Computed from the GPU's figures", computed),
+    )
+    why = " ".join(f"{beginning}: {', '.join(gpus)}." for beginning, gpus in beginnings if gpus)
     if measured:
-        return f"kernels measured on {len(measured)} GPU types", "green", f"{why}."
+        return f"measured on {len(measured)} GPU types", "green", why
     if carried:
-        return f"estimated on {len(carried)} GPU types", "orange", f"{why}."
+        return f"estimated on {len(carried)} GPU types", "orange", why
     if computed:
-        return "computed, nothing measured", "red", f"{why}."
+        return "computed, nothing measured", "red", why
     return "fits on no node", "red", "No node of the catalog holds it."
 
 
 def _splits(catalog: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
-    """The splits (TP, whether experts are split, data-parallel ranks, all-to-all kernels) that get a row."""
+    """The splits (`fits.Split`) that get a row: those with one rank, with several ranks on a node as far as
+    they have a fit, and with ranks on several nodes.
+    """
     yield from ((tp, ep, 1, "") for ep in catalog.expert_splits(llm, gpu, tp))
     yield from ((tp, True, dp, "") for dp in catalog.rank_counts(llm, gpu, tp) or ())
     yield from ((tp, True, dp, kind) for dp, kind in catalog.rank_counts_on_nodes(llm, gpu, tp))
@@ -91,6 +94,7 @@ def _row(catalog: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] |
         "all2all": all2all,
         "weight_gb": round(memory.weight_bytes / 1e9, 2),
         "kv_tokens": memory.kv_tokens,
+        # Blocks that a sequence of full context takes beside those of its tokens (models/kv_layout.py).
         "extra_kv_blocks": kv_layout(llm, tp).extra.sequence_blocks(llm.context_tokens),
         "step_times": latency.kind,
         "error_frac": latency.mape_frac,

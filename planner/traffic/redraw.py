@@ -24,10 +24,12 @@ from planner.traffic.scaling import combine_parts
 from planner.traffic.sessions import begin_together, first_rows, session_numbers
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
+# All values below were set by hand.
 BLOCKS = 60  # A trace is cut into this many blocks, unless their length is out of the bounds below.
 LEAST_S, MOST_S = 20.0, 600.0  # Bounds of a block's length, which is also at most a quarter of the trace.
-# If this many draws in a row are empty or have all arrivals at once, the trace is used unchanged.
-MOST_DRAWS = 100
+MOST_DRAWS = (
+    100  # If as many draws in a row are empty or have all arrivals at once, the trace is used unchanged.
+)
 REACH_FRAC = 0.125  # A replacement begins at most this share of the trace before or after its block.
 
 
@@ -51,26 +53,31 @@ def redraw_trace(trace: Trace, rng: np.random.Generator) -> Trace:
 
 def _redraw_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
     """One draw of all blocks; None if no block has a request."""
-    length_s, start_s, duration_s = block_s(trace), float(trace.arrival_s[0]), trace.duration_s
-    if not length_s > 0:
+    length_s, duration_s = block_s(trace), trace.duration_s
+    if length_s == 0:
         return trace  # All requests arrive at once, so there are no blocks.
     has_sessions = trace.after.size > 0
     session = session_numbers(trace) if has_sessions else np.arange(len(trace))
-    begin_s = trace.arrival_s[first_rows(session)] - start_s  # When each session begins.
-    order = np.argsort(begin_s, kind="stable")
+    begin_s = trace.arrival_s[first_rows(session)] - trace.arrival_s[0]  # When each session begins.
+    order = np.argsort(begin_s, kind="stable")  # The sessions in the order in which they begin.
     begin_s = begin_s[order]
-    rows: list[IntArray] = []
-    arrival_s: list[FloatArray] = []
-    first_s, reach_s = 0.0, REACH_FRAC * duration_s  # Blocks from `first_s` on are replaced.
+    rows: list[IntArray] = []  # The rows of the trace that each part of the redrawn trace has.
+    arrival_s: list[FloatArray] = []  # When the requests of each part arrive.
     is_together = has_sessions and begin_together(trace)
-    if has_sessions:
-        first_s, reach_s = duration_s if is_together else length_s, length_s
+    # Blocks from `first_s` on are replaced by stretches that begin at most `reach_s` away.
+    if is_together:
+        first_s, reach_s = duration_s, length_s
+    elif has_sessions:
+        first_s, reach_s = length_s, length_s
+    else:
+        first_s, reach_s = 0.0, REACH_FRAC * duration_s
+    if has_sessions:  # Sessions before `first_s` stay at their times.
         staying = order if is_together else order[: np.searchsorted(begin_s, first_s)]
         rows = _with_replacement(session, staying, rng)
         arrival_s = [trace.arrival_s[part_rows] for part_rows in rows]
     for place_s in np.arange(first_s, duration_s, length_s):  # Where each block begins.
+        # The replacement must lie within the trace, so near the trace's edges the reach is one-sided.
         earliest_s = max(place_s - reach_s, first_s)
-        # The replacement must end within the trace, so near the trace's edges the reach is one-sided.
         latest_s = max(min(place_s + reach_s, duration_s - length_s), earliest_s)
         from_s = rng.uniform(earliest_s, latest_s)
         until_s = from_s + min(length_s, duration_s - place_s)

@@ -7,7 +7,7 @@ from simulations import random_case
 
 from planner.domain import Limit, Slo
 from planner.search.oracle.simulation_queries import is_decided_by_counts, keeps_slo
-from planner.simulator.measured_values import value_s
+from planner.simulator.measured_values import metric_percentile_s
 from planner.simulator.replay import RequestRecords, simulate
 from planner.simulator.slo_verdict import judge_slo
 
@@ -24,7 +24,9 @@ def test_counts_decide_as_the_judgement_of_a_whole_simulation_does() -> None:
         limits = []
         for metric in ("ttft", "tbt", "tpot", "e2e"):
             percentile_frac = float(rng.choice([0.5, 0.9, 0.99]))
-            limit_s = value_s(recorded, metric, percentile_frac) * float(rng.choice([1.0, 1.0, 1.0, 0.999]))
+            limit_s = metric_percentile_s(recorded, metric, percentile_frac) * float(
+                rng.choice([1.0, 1.0, 1.0, 0.999])
+            )
             if rng.integers(2) and np.isfinite(limit_s) and limit_s > 0:
                 limits.append(Limit(metric, percentile_frac, limit_s))
         slo = Slo(tuple(limits))

@@ -12,7 +12,12 @@ from simulator_reference import Reference
 
 from planner.domain import Limit, Metric, Slo, allowed_above
 from planner.fleet import Fleet
-from planner.simulator.measured_values import measured_mask, percentile_s, request_values_s, value_s
+from planner.simulator.measured_values import (
+    measured_mask,
+    metric_percentile_s,
+    percentile_s,
+    request_values_s,
+)
 from planner.simulator.recorded_gaps import gaps_s
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import judge_slo
@@ -213,7 +218,7 @@ def test_gap_percentiles_need_a_recorded_run() -> None:
     recorded, plain = (
         simulate(mixed(make_latency()), trace, limits=slo.limits, record=record) for record in (True, False)
     )
-    assert value_s(recorded, "tbt", 0.99) == 1.0
+    assert metric_percentile_s(recorded, "tbt", 0.99) == 1.0
     assert gaps_s(recorded)[1].sum() == recorded.counted[0]
     assert math.isnan(judge_slo(plain, slo).lines[0].value_s)
     assert judge_slo(plain, slo).holds

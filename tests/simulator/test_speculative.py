@@ -17,7 +17,7 @@ from planner.models.engine import Engine
 from planner.models.kv_layout import ExtraKv
 from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation, SpeculativeSteps
-from planner.simulator.measured_values import value_s
+from planner.simulator.measured_values import metric_percentile_s
 from planner.simulator.recorded_gaps import gaps_s
 from planner.simulator.replay import simulate
 
@@ -53,7 +53,7 @@ def test_gaps_are_counted_per_token_as_a_client_sees_them() -> None:
     values, weights = gaps_s(found)
     assert sorted(np.repeat(values, weights.astype(int)).tolist()) == [0.0] * 7 + [1.0] * 4
     assert found.counted.tolist() == [11, 11] and found.violations.tolist() == [4, 4]
-    assert value_s(found, "tbt", 0.5) == 0.0 and value_s(found, "tbt", 0.9) == 1.0
+    assert metric_percentile_s(found, "tbt", 0.5) == 0.0 and metric_percentile_s(found, "tbt", 0.9) == 1.0
 
 
 def test_a_step_takes_what_the_formula_says() -> None:

@@ -35,7 +35,7 @@ from planner.search.problem.options import (
     prefill_options,
     worker_types,
 )
-from planner.simulator.measured_values import value_s
+from planner.simulator.measured_values import metric_percentile_s
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge_slo
 from planner.solvers.master import Option
@@ -496,7 +496,7 @@ def _classes(
     classes: dict[str, Any] = {name: {"match": match} for name, match in matches.items()}
     for line in lines:
         assert line.selector is not None
-        value = value_s(simulation, line.metric, line.percentile_frac, line)
+        value = metric_percentile_s(simulation, line.metric, line.percentile_frac, line)
         value = value if math.isfinite(value) and value > 0 else 1.0
         first = list(matches)[hurried] == line.selector.name
         value *= float(rng.uniform(0.5, 1.1) if first and line.metric != "tbt" else rng.uniform(0.95, 4.0))
@@ -539,7 +539,7 @@ def _reached(
     simulation = simulate(Fleet(llm, pools, policies, task.network), trace, record=True)
     values: dict[tuple[Metric, float], float] = {}
     for metric, percentile_frac in percentiles.items():
-        value = value_s(simulation, metric, percentile_frac)
+        value = metric_percentile_s(simulation, metric, percentile_frac)
         values[metric, percentile_frac] = value if math.isfinite(value) and value > 0 else 1.0
     limits = tuple(Limit(metric, share, 1.02 * value) for (metric, share), value in values.items())
     slo = replace(parse_slo({"ttft": {"p90": "1 s"}}, where=""), limits=limits)

@@ -73,7 +73,7 @@ class Scenario:
     step_time_sigmas: tuple[float, float]
     known: dict[Hashable, list[tuple[Slo, bool]]] = field(default_factory=dict)
     kept_fleets: KeptFleets = field(default_factory=KeptFleets)
-    _drawn: list[Trace] = field(default_factory=list, init=False)
+    _drawn: list[Trace] = field(default_factory=list, init=False)  # Empty, or the trace alone.
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
@@ -101,7 +101,7 @@ class Scenarios:
     trace: Trace
     seed: int
     kind: int
-    count: int = 0
+    count: int = 0  # 0 for TESTED: these scenarios come in blocks alone.
     requests: int = 0
     downscale: int = 1
     _kept: dict[int, Scenario] = field(default_factory=dict, init=False)
@@ -127,8 +127,7 @@ class Scenarios:
 
     def thinned(self, downscale: int) -> Scenarios:
         """The same scenarios, with 1 / `downscale` of their requests."""
-        requests = self.requests // downscale
-        return Scenarios(self.task, self.trace, self.seed, self.kind, self.count, requests, downscale)
+        return replace(self, requests=self.requests // downscale, downscale=downscale)
 
     def with_more(self, more_frac: float) -> Scenarios:
         """The same scenarios with `more_frac` more traffic, on top of the growth in the task's `safety`."""
@@ -145,16 +144,18 @@ class Scenarios:
 
     def _step_time_sigmas(self, number: int) -> tuple[float, float]:
         """The step-time errors (prefill, decode) of a scenario, in standard deviations."""
-        seeds, size, place = [self.seed, self.kind], self.count, number
-        if not (is_searched := number < self.count):
+        is_searched = number < self.count
+        if is_searched:
+            seeds, size, place = [self.seed, self.kind], self.count, number
+        else:
             block, place = divmod(number - self.count, TEST_BLOCK)
-            seeds, size = [*seeds, block, STEP_TIME_STREAM], TEST_BLOCK
+            seeds, size = [self.seed, self.kind, block, STEP_TIME_STREAM], TEST_BLOCK
         rng = np.random.default_rng(seeds)
         # One of `size` equal parts of the distribution for each scenario, in a random order for each phase.
         parts = rng.permuted(np.tile(np.arange(size), (2, 1)), axis=1)
         # A search sees the middle of a part. A test draws from the whole part, so that it is a fair sample.
-        within = 0.5 if is_searched else rng.random((2, size))
-        prefill_quantile, decode_quantile = ((parts + within) / size)[:, place].tolist()
+        within_part = 0.5 if is_searched else rng.random((2, size))
+        prefill_quantile, decode_quantile = ((parts + within_part) / size)[:, place].tolist()
         sigmas_at = NormalDist().inv_cdf
         return sigmas_at(prefill_quantile), sigmas_at(decode_quantile)
 
@@ -193,11 +194,13 @@ class Scenarios:
             # Superposing fewer copies draws fewer requests, so nothing is left to thin out afterwards.
             rate_rps = self.task.rate_rps * growth_factor / self.downscale
             return requested_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
-        grown_rps = None if self.task.rate_rps is None else self.task.rate_rps * growth_factor
         if basis in ("blocks", "sessions"):
             trace = redraw_trace(trace, rng)
-            if grown_rps is None and growth_factor > 1:
-                grown_rps = trace.rate_rps * growth_factor
+        grown_rps = None  # The trace's own rate.
+        if self.task.rate_rps is not None:
+            grown_rps = self.task.rate_rps * growth_factor
+        elif growth_factor > 1:
+            grown_rps = trace.rate_rps * growth_factor
         requests, _ = requested_traffic(trace, replace(self.task, rate_rps=grown_rps), seed=seed)
         return thin_trace(requests, self.downscale, rng)
 
@@ -213,9 +216,9 @@ def next_block(number: int) -> int:
 
 def thin_trace(trace: Trace, downscale: int, rng: np.random.Generator) -> Trace:
     """One request in `downscale`, drawn at random; sessions stay whole."""
-    return (
-        trace if downscale == 1 else rescale_trace(trace, trace.rate_rps / downscale, scale="thin", rng=rng)
-    )
+    if downscale == 1:
+        return trace
+    return rescale_trace(trace, trace.rate_rps / downscale, scale="thin", rng=rng)
 
 
 def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:
