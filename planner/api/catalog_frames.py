@@ -58,7 +58,7 @@ class CatalogFrames:
         """
         rows = []
         for task in self.read.tasks.values():
-            example = example_of(task.values, task.name)
+            example = example_of(task.values, task.name)  # The described traffic of the task.
             means = {"input_tokens": example.input.mean_tokens, "output_tokens": example.output.mean_tokens}
             rows.append({"name": task.name, "of": task.measured_on, **means, "source": task.source})
         return pd.DataFrame(rows).set_index("name")

@@ -15,7 +15,7 @@ import numpy as np
 
 from planner.errors import InputError
 from planner.files.document_values import Section, check_number, refused_value
-from planner.solvers.allocation import Allocation, Instance
+from planner.solvers.allocation import Allocation, AllocationInstance
 
 MELANGE_KEYS = (
     *("gpu_info", "workload_distribution", "total_request_rate", "slice_factor", "availability"),
@@ -28,7 +28,7 @@ SHARE_ROUNDING = 1e-3  # Mélange writes its shares rounded, so that their sum m
 MELANGE_NONE_RPS = 1e-3
 
 
-def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> Instance:
+def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> AllocationInstance:
     """The input in a mapping, ours or Mélange's. Raises InputError, whose message begins with `where`."""
     if "gpu_info" in document:
         document = _convert_melange(document, where)
@@ -36,7 +36,7 @@ def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> I
     buckets = _parse_entries(file, "buckets", ("name", "rate_rps"))
     types = _parse_entries(file, "types", ("name", "cost_usd_per_h", "stock", "rate_rps"))
     type_bucket_rps = np.array([_parse_rates(row, len(buckets)) for row in types])  # (types, buckets)
-    instance = Instance(
+    instance = AllocationInstance(
         _parse_names(buckets),
         _parse_names(types),
         np.array([bucket.number("rate_rps", least=0.0) for bucket in buckets]),
@@ -57,7 +57,7 @@ def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> I
     return instance
 
 
-def allocation_document(instance: Instance, allocation: Allocation) -> dict[str, Any]:
+def allocation_document(instance: AllocationInstance, allocation: Allocation) -> dict[str, Any]:
     """The answer for JSON: `counts` of the types in use, and for each bucket the `shares` of each type."""
     shares = {
         bucket: {

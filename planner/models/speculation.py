@@ -102,14 +102,16 @@ class Speculation:
 
     @property
     def reads_hidden_states(self) -> bool:
-        """Whether the drafter reads hidden states of the LLM: `use_eagle` of vLLM's SpeculativeConfig, which
-        has the last KV block found in a prefix cache computed again.
+        """Whether the drafter reads hidden states of the LLM (`use_eagle` of vLLM's SpeculativeConfig). vLLM
+        then computes the last KV block that it finds in a prefix cache again.
         """
         return self.method in ("mtp", "eagle", "eagle3")
 
     @property
     def drafter_key(self) -> tuple[str, str | None] | None:
-        """Method and model of a drafter with KV, which is handed over: both workers need the same."""
+        """The method and model of a drafter with KV; None for others. The drafter's KV is handed over with
+        that of the LLM, so the prefill and the decode worker need the same drafter.
+        """
         return (self.method, self.model) if self.has_weights else None
 
     def with_longer_drafts(self, longer_frac: float) -> Self:
@@ -143,15 +145,19 @@ class SpeculativeSteps:
     ) -> float:
         """Seconds of a step with n, A_p, D, K, P and C."""
         k, q, latency = self.speculation.tokens, self.speculation.draft_frac, self.latency
-        # n + (1 + k) D, K + k D, and the pairs of the decodes' further queries, in the letters of the module.
-        width, read = prompt_tokens + (1 + k) * decodes, kv_tokens + k * decodes
-        more = k * kv_tokens + decodes * k * (k + 1) / 2
+        step_tokens = prompt_tokens + (1 + k) * decodes  # n + (1 + k) D
+        read_tokens = kv_tokens + k * decodes  # K + k D
+        draft_pairs = k * kv_tokens + decodes * k * (k + 1) / 2  # Those of each decode's further queries.
+        verify_s = float(
+            latency.step_s(step_tokens, pairs + draft_pairs, (1 + k) * decodes, read_tokens, prefills, cached)
+        )
         # h is counted once per step, so it is subtracted from the drafter's passes.
-        own_s = float(latency.step_s(width, pairs + more, (1 + k) * decodes, read, prefills, cached))
-        first_s = float(latency.step_s(width, pairs, decodes, read, prefills, cached)) - latency.h_s
-        rows = decodes + prefills
-        again_s = float(latency.step_s(rows, 0.0, rows, read, 0.0)) - latency.h_s
-        return own_s + q * (first_s + (k - 1) * again_s) + k * self.speculation.draft_s
+        first_s = (
+            float(latency.step_s(step_tokens, pairs, decodes, read_tokens, prefills, cached)) - latency.h_s
+        )
+        sequences = decodes + prefills  # R
+        again_s = float(latency.step_s(sequences, 0.0, sequences, read_tokens, 0.0)) - latency.h_s
+        return verify_s + q * (first_s + (k - 1) * again_s) + k * self.speculation.draft_s
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
         """For the kernel: f(N) + h for N up to `most_tokens`, the numbers of `latency`, then h, k, q, s."""
@@ -187,11 +193,14 @@ def conditional_acceptance(lengths: Sequence[float], tokens: int) -> tuple[float
     for gain in np.diff([1.0, *lengths[:tokens]]).tolist():
         gains.append((gain, 1))
         while len(gains) > 1 and gains[-1][0] > gains[-2][0]:
-            (late, n), (early, m) = gains.pop(), gains.pop()
-            gains.append(((late * n + early * m) / (n + m), n + m))
-    accepted = np.clip(np.repeat([mean for mean, _ in gains], [n for _, n in gains]), 0.0, 1.0)
-    if (total := float(accepted.sum())) > (length := lengths[tokens - 1] - 1):
-        accepted = accepted * (max(length, 0.0) / total)
+            (late, late_count), (early, early_count) = gains.pop(), gains.pop()
+            count = late_count + early_count
+            gains.append(((late * late_count + early * early_count) / count, count))
+    means, counts = zip(*gains, strict=True)
+    accepted = np.clip(np.repeat(means, counts), 0.0, 1.0)  # P_1 .. P_k
+    total, measured_total = float(accepted.sum()), lengths[tokens - 1] - 1
+    if total > measured_total:
+        accepted = accepted * (max(measured_total, 0.0) / total)
     before = np.concatenate(([1.0], accepted[:-1]))
     shares = np.divide(accepted, before, out=np.zeros(tokens), where=before > 0)
     return tuple(np.clip(shares, 0.0, 1.0).tolist())

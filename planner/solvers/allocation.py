@@ -37,7 +37,7 @@ SMALLEST_SHARE = 1e-9  # Smaller shares of a bucket are the solver's rounding er
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class AllocationInstance:
     """The data of the model above. `rate_rps` (I,) is r, `sustained_rps` (I, J) is k, 0 where a type cannot
     serve a bucket, `price_usd_per_h` (J,) is c, `stock` (J,) is s and `slice_factor` is f.
     """
@@ -65,7 +65,7 @@ class Allocation:
     is_optimal: bool
 
 
-def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
+def allocate(instance: AllocationInstance, *, time_limit_s: float = 60.0) -> Allocation:
     """Solve the model above. If the time limit ends the solver first, the answer serves the traffic, but
     `is_optimal` may be False.
 
@@ -73,12 +73,14 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
     is too small; PlannerError if no answer was found in time.
     """
     r, k = instance.rate_rps, instance.sustained_rps
-    for i in np.flatnonzero((r > 0) & ~(k > 0).any(axis=1)).tolist():
+    unserved = np.flatnonzero((r > 0) & ~(k > 0).any(axis=1))
+    if len(unserved):
+        bucket = instance.buckets[unserved[0]]
         raise InfeasibleError(
-            f"no worker type serves bucket {instance.buckets[i]!r}: all {len(instance.types)} have rate 0; "
-            "relax its SLO, or add a type that holds it",
+            f"no worker type serves bucket {bucket!r}: all {len(instance.types)} have rate 0; relax its SLO, "
+            "or add a type that holds it",
             kind="latency",
-            constraint=f"bucket {instance.buckets[i]}",
+            constraint=f"bucket {bucket}",
             relaxation="an SLO or a type with which some worker serves it",
         )
     problem, n, x = _formulate(instance)
@@ -94,7 +96,7 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
     if relaxation.status == "infeasible":
         raise _stock_error(instance, time_limit_s)
     if outcome.bound is None or (relaxation.bound or 0.0) > outcome.bound:
-        outcome = SolverOutcome(outcome.status, relaxation.bound)
+        outcome = SolverOutcome(outcome.status, relaxation.bound)  # The higher bound of the two.
     if outcome.status == "feasible":
         return _allocation(instance, n, x, outcome)
     if relaxation.status != "optimal" or instance.slice_factor is not None:
@@ -107,11 +109,11 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0) -> Allocation:
 
 
 Shares = dict[tuple[int, int], pulp.LpVariable]
-"""The variables f x_ij by (i, j), or x_ij without f."""
+"""The variables by (i, j): f x_ij, so that slices are whole numbers, or x_ij without f."""
 
 
 def _formulate(
-    instance: Instance, *, is_integer: bool = True, may_exceed_stock: bool = False
+    instance: AllocationInstance, *, is_integer: bool = True, may_exceed_stock: bool = False
 ) -> tuple[pulp.LpProblem, list[pulp.LpVariable], Shares]:
     """The model, its variables n_j, and its Shares. Without `is_integer` counts and slices need not be whole.
     With `may_exceed_stock` it minimises the workers beyond the stock (variables e_j) in place of the cost.
@@ -119,14 +121,15 @@ def _formulate(
     r, k, c, f = instance.rate_rps, instance.sustained_rps, instance.price_usd_per_h, instance.slice_factor
     buckets, types = np.flatnonzero(r > 0).tolist(), range(len(c))
     category = "Integer" if is_integer else "Continuous"
-    is_used = _undominated(instance) if not may_exceed_stock else np.ones(len(c), bool)
+    if may_exceed_stock:
+        is_used, most = np.ones(len(c), bool), [None for _ in types]
+    else:
+        is_used = _undominated(instance)
+        most = [instance.stock[j] if is_used[j] else 0 for j in types]
 
     problem = pulp.LpProblem("allocation", pulp.LpMinimize)
-    most = [instance.stock[j] if is_used[j] else 0 for j in types]
-    n = [
-        problem.add_variable(f"n_{j}", 0, None if may_exceed_stock else most[j], cat=category) for j in types
-    ]
-    slices = {  # The variables are f x_ij, so that slices are whole numbers.
+    n = [problem.add_variable(f"n_{j}", 0, most[j], cat=category) for j in types]
+    x = {
         (i, j): problem.add_variable(f"x_{i}_{j}", 0, f or 1, cat=category if f else "Continuous")
         for i in buckets
         for j in types
@@ -142,14 +145,14 @@ def _formulate(
     else:
         problem += pulp.lpSum(c[j] * n[j] for j in types), "cost"
     for i in buckets:
-        problem += pulp.lpSum(slices[i, j] for j in types if (i, j) in slices) == (f or 1), f"served_{i}"
+        problem += pulp.lpSum(x[i, j] for j in types if (i, j) in x) == (f or 1), f"served_{i}"
     for j in types:
-        load = pulp.lpSum(r[i] / k[i, j] / (f or 1) * slices[i, j] for i in buckets if (i, j) in slices)
+        load = pulp.lpSum(r[i] / k[i, j] / (f or 1) * x[i, j] for i in buckets if (i, j) in x)
         problem += load - n[j] <= 0, f"capacity_{j}"
-    return problem, n, slices
+    return problem, n, x
 
 
-def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
+def _undominated(instance: AllocationInstance) -> npt.NDArray[np.bool_]:
     """Whether each type (J,) is worth using: no other type with unlimited stock serves as much at the same
     price or less. The first of equal types is worth using.
     """
@@ -166,7 +169,7 @@ def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
 
 
 def _allocation(
-    instance: Instance, n: list[pulp.LpVariable], x: Shares, outcome: SolverOutcome
+    instance: AllocationInstance, n: list[pulp.LpVariable], x: Shares, outcome: SolverOutcome
 ) -> Allocation:
     """The solution in the variables, without the solver's rounding."""
     counts = tuple(whole_value(n_j) for n_j in n)
@@ -183,7 +186,7 @@ def _allocation(
     return Allocation(counts, share, cost, bound, is_optimal or bound >= cost * (1 - ROUNDING))
 
 
-def _stock_error(instance: Instance, time_limit_s: float) -> PlannerError:
+def _stock_error(instance: AllocationInstance, time_limit_s: float) -> PlannerError:
     """The error that the stock is too small, with the fewest workers of each type that are missing."""
     problem, _, _ = _formulate(instance, may_exceed_stock=True)
     outcome = run_highs(problem, time_limit_s=time_limit_s)

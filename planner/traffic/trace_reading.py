@@ -21,9 +21,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -46,13 +46,16 @@ _BLOCK_BYTES = 16 * 2**20  # Lines of a JSONL file are read and checked in block
 LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
 SESSION_ENDINGS = (".json", ".jsonl")  # The endings of files of sessions in a folder, before a .gz.
 LEAST_CACHED_BYTES = 32 * 2**20  # Smaller files are not cached: to parse them takes a second or two.
-_ReadOptions = tuple[bool, str | None]  # `drop_invalid`, and the zone of dates that name none.
 # Fields of Trace that are cached: as JSON, and as arrays.
-_DESCRIPTION = (
-    *("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s"),
-    "clock_zero_s",
-)
-_COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adapter", "image_tokens", "task")
+_DESCRIPTION = "name tenants llms adapters notes warnings dropped coarse_s clock_zero_s".split()
+_COLUMNS = "arrival_s input_tokens output_tokens tenant llm adapter image_tokens task".split()
+
+
+class _ReadOptions(NamedTuple):
+    """How to read a file with one of FORMATS: `zone` is that of dates which name none."""
+
+    drop_invalid: bool
+    zone: str | None
 
 
 def read_trace(
@@ -86,25 +89,27 @@ def read_files(
     with ExitStack() as stack:
         source = _open_source(files[0], stack)
         # With options for logs the user says that the file is a log.
-        kind = None if log_options.says_something else _agents_kind_of(source)
+        is_called_log = log_options.says_something
+        kind = None if is_called_log else _agents_kind_of(source)
+        folders = [path for path in paths if path not in files]
+        is_log = False
         if kind is not None:
             lines = _agent_lines(kind, _one_at_a_time(source, files[1:]))
             result = ReadTrace(agent_files.read_agent_files(kind, _name_of(paths), lines), kind, None)
-        elif folder := next((path for path in paths if path not in files), None):
+        elif folders:
             raise TraceError(
-                f"{folder}: is a directory, and {source.path.name} in it is no file of agents' sessions; "
+                f"{folders[0]}: is a directory, and {source.path.name} in it is no file of agents' sessions; "
                 "give files"
             )
-        elif len(files) == 1 and not log_options.says_something and _has_format(source):
-            reader = _read_jsonl if source.first[:1] == b"{" else _read_csv
-            options = drop_invalid, log_options.zone
-            read_file = partial(reader, source.path, source.stream, source.first, source.at, options)
-            result = ReadTrace(read_once(source.path, read_file, options), "trace", None)
+        elif len(files) == 1 and not is_called_log and _has_format(source):
+            trace = _read_formatted(source, _ReadOptions(drop_invalid, log_options.zone))
+            result = ReadTrace(trace, "trace", None)
         else:
+            is_log = True
             sources = _one_at_a_time(source, files[1:])
             result = read_logs(files, sources, log_options, drop_invalid=drop_invalid)
     trace = with_larger_blocks(result.trace)
-    if result.format in ("trace", kind) and log_options.salt is not None:  # Logs are read with it.
+    if log_options.salt is not None and not is_log:  # `read_logs` has hashed the names in logs.
         trace = replace(trace, tenants=hash_names(trace.tenants, log_options.salt))
     return replace(result, trace=trace if seed is None else spread_stamps(trace, seed=seed))
 
@@ -158,22 +163,25 @@ def _agent_lines(kind: str, sources: Iterator[LogSource]) -> Iterator[tuple[str,
 
 
 def _agents_kind_of(source: LogSource) -> str | None:
-    """The kind of a file of agents' sessions; None for another file. If a conversation is one object over
-    several lines, `source` gets it as one line, which its reader expects.
+    """The kind of a file of agents' sessions; None for another file.
+
+    Readers of such files expect a conversation on one line. If the file is one object over several lines,
+    `source` is changed: its first line becomes the whole object.
     """
-    if source.first[:1] != b"{":
+    if source.first_line[:1] != b"{":
         return None
     begin = source.peek()
-    if source.first != b"{" or (b'"requests"' not in begin and b'"turns"' not in begin):
-        return agent_files.kind_of(source.first, source.sample_lines())
+    is_over_lines = source.first_line == b"{" and (b'"requests"' in begin or b'"turns"' in begin)
+    if not is_over_lines:
+        return agent_files.kind_of(source.first_line, source.sample_lines())
     text = source.stream.read(MAX_DOCUMENT_BYTES)
     # JSON has line breaks only between tokens, so they can become spaces.
     joined = b"{" + text.replace(b"\r", b" ").replace(b"\n", b" ")
     kind = agent_files.kind_of(joined, [joined])
-    if kind is None:
+    if kind is None:  # The next reader gets the text that was read here.
         source.stream = io.BufferedReader(io.BytesIO(text))
     else:
-        source.first, source.stream = joined, io.BufferedReader(io.BytesIO())
+        source.first_line, source.stream = joined, io.BufferedReader(io.BytesIO())
     return kind
 
 
@@ -183,8 +191,9 @@ def _open_source(path: Path, stack: ExitStack) -> LogSource:
         return LogSource(path)
     stream = stack.enter_context(open_text(path, long_lines=LONG_LINES))
     first, line_number = _first_line(path, stream)
+    is_only_line = not stream.peek(1)
     # JSON may have CR between its tokens, so a CR is refused only in other text, or between two objects.
-    if b"\r" in first and not stream.peek(1) and (first[:1] not in b"{[" or b"}\r{" in first):
+    if b"\r" in first and is_only_line and (first[:1] not in b"{[" or b"}\r{" in first):
         raise TraceError(f"{path}: its lines end with CR alone; write LF instead: tr '\\r' '\\n'")
     if delimiter := other_delimiter(first):
         first = with_commas(first, delimiter)
@@ -194,11 +203,11 @@ def _open_source(path: Path, stack: ExitStack) -> LogSource:
 
 def _has_format(source: LogSource) -> bool:
     """Whether the columns are those of a format. In JSONL each line of a sample may add columns."""
-    if source.stream is None or source.first[:1] == b"[":
+    if source.stream is None or source.first_line[:1] == b"[":
         return False
-    if source.first[:1] != b"{":
+    if source.first_line[:1] != b"{":
         try:
-            return is_known_format(next(csv.reader([source.first.decode()])))
+            return is_known_format(next(csv.reader([source.first_line.decode()])))
         except csv.Error:
             return False
     names: dict[str, None] = {}
@@ -223,24 +232,27 @@ def _first_line(path: Path, stream: io.BufferedReader) -> tuple[bytes, int]:
     raise TraceError(f"{path}: is empty; expected a trace with one of the headers {accepted_columns()}")
 
 
-def _read_csv(
-    path: Path, stream: io.BufferedReader, header: bytes, header_line: int, options: _ReadOptions
-) -> Trace:
-    """The trace in a file of CSV whose header, in line `header_line`, was read already."""
-    drop_invalid, zone = options
+def _read_formatted(source: LogSource, options: _ReadOptions) -> Trace:
+    """The trace in a file with one of FORMATS."""
+    read = _read_jsonl if source.first_line[:1] == b"{" else _read_csv
+    return read_once(source.path, lambda: read(source, options), options)
+
+
+def _read_csv(source: LogSource, options: _ReadOptions) -> Trace:
+    """The trace in a file of CSV, of which the header was read already."""
+    path, header_line = source.path, source.line_number
+    where = f"{path}, line {header_line}"
     try:
-        names = next(csv.reader([header.decode()]))
+        names = next(csv.reader([source.first_line.decode()]))
     except csv.Error as error:
-        raise TraceError(
-            f"{path}, line {header_line}: is no CSV header ({error}); expected {accepted_columns()}"
-        ) from None
-    rows = TraceRows(path, names, f"{path}, line {header_line}", drop_invalid=drop_invalid, zone=zone)
+        raise TraceError(f"{where}: is no CSV header ({error}); expected {accepted_columns()}") from None
+    rows = TraceRows(path, names, where, drop_invalid=options.drop_invalid, zone=options.zone)
     lengths = rows.counts  # The columns of input and output tokens.
     figures = (rows.clock, *lengths)
     # Times are read as text, because pandas would lose digits of them and float() does not.
     as_text = [name for name in rows.needed if name not in rows.counts]
     blocks = csv_tables.read_columns(
-        path, stream, header_line, names, rows.needed, figures, as_text=as_text, warnings=rows.warnings
+        path, source.stream, header_line, names, rows.needed, figures, as_text=as_text, warnings=rows.warnings
     )
     for block, table in csv_tables.check_lengths(path, names, lengths, blocks, rows.warnings):
         line_numbers = block.starts
@@ -248,9 +260,8 @@ def _read_csv(
         # A row that is empty in our columns but has text in others is not blank; `add_rows` refuses it.
         if blank.any():
             lines = block.text.split(b"\n")
-            blank[blank] = [
-                not lines[line - line_numbers[0]].strip(b', \t\r"') for line in line_numbers[blank]
-            ]
+            texts = (lines[number - line_numbers[0]] for number in line_numbers[blank])
+            blank[blank] = [not text.strip(b', \t\r"') for text in texts]
         for name in rows.lists:
             table[name] = pd.Series([_ids_of_text(text) for text in table[name]], dtype=object)
         rows.add_rows(line_numbers, blank, table)
@@ -275,12 +286,11 @@ def _ids_of_text(text: object) -> list[int] | None:
         return None
 
 
-def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, options: _ReadOptions) -> Trace:
+def _read_jsonl(source: LogSource, options: _ReadOptions) -> Trace:
     """Read JSON Lines; a column may begin in any line, as some keys are in some requests only."""
-    drop_invalid, zone = options
-    rows: TraceRows | None = None
+    path, rows = source.path, None
     names: dict[str, int] = {}  # The first line of each column.
-    for block in _read_blocks(at, first, stream):
+    for block in _read_blocks(source):
         requests = [json_object(path, number, line) if line.strip() else {} for number, line in block]
         names_before = len(names)
         for (number, _), request in zip(block, requests, strict=True):
@@ -289,8 +299,9 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, op
             for name in (*request, *nested):
                 names.setdefault(name, number)
         if rows is None:
+            where = f"{path}, line {source.line_number}"
             rows = TraceRows(
-                path, list(names), f"{path}, line {at}", drop_invalid=drop_invalid, grows=True, zone=zone
+                path, list(names), where, drop_invalid=options.drop_invalid, grows=True, zone=options.zone
             )
         elif len(names) > names_before:
             rows.add_columns(names)
@@ -308,17 +319,19 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, op
     return rows.to_trace()
 
 
-def _read_blocks(at: int, first: bytes, rest: io.BufferedReader) -> Iterator[list[tuple[int, bytes]]]:
-    """All lines with their numbers, some MiB at a time."""
-    block, line = [first, *rest.readlines(_BLOCK_BYTES)], at
+def _read_blocks(source: LogSource) -> Iterator[list[tuple[int, bytes]]]:
+    """All lines with their numbers, about _BLOCK_BYTES at a time."""
+    block, number = [source.first_line, *source.stream.readlines(_BLOCK_BYTES)], source.line_number
     while block:
-        yield list(enumerate(block, start=line))
-        line += len(block)
-        block = rest.readlines(_BLOCK_BYTES)
+        yield list(enumerate(block, start=number))
+        number += len(block)
+        block = source.stream.readlines(_BLOCK_BYTES)
 
 
 def _ids_of_value(value: object) -> list[int] | None:
-    """[3, 4] and {"a": [3], "b": [4]} are blocks 3 and 4, null is none; None for any other value."""
+    """The block ids in a value of JSON: those of a list, or of the lists in an object, of which RAGPulse
+    has one for each part of a prompt; none in null. None for any other value.
+    """
     if value is None:
         return []
     if isinstance(value, dict):

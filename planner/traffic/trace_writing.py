@@ -16,8 +16,10 @@ _ROWS = 200_000  # Rows of CSV that are written at a time, so that a long trace 
 
 
 def to_jsonl(trace: Trace, *, with_llm: bool = False) -> str:
-    """One JSON object per request, in order of arrival. Columns that the trace lacks are left out; the column
-    `model` is written only `with_llm`.
+    """One JSON object per request, in order of arrival. Columns that the trace lacks are left out.
+
+    `with_llm` writes the column `model`. A plan leaves it out of its traffic, which is for one LLM, unless
+    classes of the SLO select LLMs.
     """
     parents: list[list[int]] = [[] for _ in range(len(trace))]
     for child, parent in trace.after.tolist():
@@ -73,4 +75,6 @@ def to_csv(trace: Trace) -> Iterator[str]:
         if trace.adapters:
             # Requests without an adapter have the index -1, which finds "", the last name.
             columns["adapter"] = np.array((*trace.adapters, ""), dtype=object)[trace.adapter[part]]
+        if trace.task.size:
+            columns["agent_task"] = trace.task[part]
         yield pd.DataFrame(columns).to_csv(index=False, header=start == 0, lineterminator="\n")

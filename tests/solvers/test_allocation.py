@@ -18,7 +18,7 @@ from planner import cli
 from planner.documents.allocation_file import parse_instance
 from planner.errors import InfeasibleError, InputError
 from planner.solvers import allocation, backend
-from planner.solvers.allocation import Allocation, Instance, allocate
+from planner.solvers.allocation import Allocation, AllocationInstance, allocate
 from planner.solvers.backend import Engine
 
 ROOT = Path(__file__).parents[2]
@@ -37,18 +37,20 @@ def instance(
     price: list[float],
     stock: list[int | None] | None = None,
     factor: int | None = None,
-) -> Instance:
+) -> AllocationInstance:
     """`sustained` by type, as in the file."""
     buckets, types = (
         tuple(f"{kind}{i}" for i in range(n)) for kind, n in (("b", len(rate)), ("t", len(price)))
     )
     free: list[int | None] = [None] * len(price)
-    return Instance(
+    return AllocationInstance(
         buckets, types, np.array(rate), np.array(sustained).T, np.array(price), tuple(stock or free), factor
     )
 
 
-def random_instance(rng: np.random.Generator, buckets: int, types: int, factor: int | None) -> Instance:
+def random_instance(
+    rng: np.random.Generator, buckets: int, types: int, factor: int | None
+) -> AllocationInstance:
     """Prices near proportional to speed, a third of the types limited, a few pairs that cannot serve."""
     sustained = rng.uniform(0.3, 6, (types, buckets)) * rng.uniform(0.5, 2, (types, 1))
     sustained[rng.random(sustained.shape) < 0.15] = 0
@@ -59,7 +61,7 @@ def random_instance(rng: np.random.Generator, buckets: int, types: int, factor: 
     return instance(rng.uniform(0.1, 5, buckets).tolist(), sustained.tolist(), price.tolist(), stock, factor)
 
 
-def assert_keeps_constraints(asked: Instance, found: Allocation) -> None:
+def assert_keeps_constraints(asked: AllocationInstance, found: Allocation) -> None:
     """served, capacity, stock and cost, from the answer alone."""
     for i, rate in enumerate(asked.rate_rps):
         assert found.share[i].sum() == pytest.approx(1 if rate else 0)
@@ -71,7 +73,7 @@ def assert_keeps_constraints(asked: Instance, found: Allocation) -> None:
     assert found.cost_usd_per_h == pytest.approx(np.dot(found.counts, asked.price_usd_per_h))
 
 
-def by_slices(asked: Instance) -> float:
+def by_slices(asked: AllocationInstance) -> float:
     """Cheapest over every way to deal whole slices."""
     f = asked.slice_factor or 1
     types = range(len(asked.types))
@@ -89,7 +91,7 @@ def by_slices(asked: Instance) -> float:
     return best
 
 
-def by_knapsack(asked: Instance) -> float:
+def by_knapsack(asked: AllocationInstance) -> float:
     """Two types: each count of the first is filled with the buckets it is relatively best at, in fractions;
     the rest says how many of the second."""
     r, (k0, k1) = asked.rate_rps, asked.sustained_rps.T
@@ -113,7 +115,7 @@ def by_knapsack(asked: Instance) -> float:
     return best
 
 
-def cost(asked: Instance) -> float:
+def cost(asked: AllocationInstance) -> float:
     """Infinite where there is no answer."""
     try:
         found = allocate(asked)

@@ -72,13 +72,13 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
     host_times_s = [component.per_step_s(worker.tp) for component in worker.host]
     host_step_s = sum(step_s for step_s, _ in host_times_s)
     host_sequence_s = sum(sequence_s for _, sequence_s in host_times_s) / worker.dp
-    many_sequences, worker = worker.dp * MANY_SEQUENCES, worker.as_one
-    full_tokens = worker.max_num_batched_tokens
-    first_s, full_s = (float(worker.latency.prefill_s(n, full_tokens)) for n in (1, full_tokens))
+    engine = worker.as_one
+    full_tokens = engine.max_num_batched_tokens
+    first_s, full_s = (float(engine.latency.prefill_s(n, full_tokens)) for n in (1, full_tokens))
     token_s = (full_s - first_s) / max(full_tokens - 1, 1)
-    sequences = min(many_sequences, worker.max_num_seqs)
+    sequences = min(worker.dp * MANY_SEQUENCES, engine.max_num_seqs)
     # Decode steps without the time to read KV tokens, which is in `decode_s_per_token`.
-    alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
+    alone_s, together_s = (float(engine.latency.step_s(n, decodes=n)) for n in (1, sequences))
     sequence_s = (together_s - alone_s) / max(sequences - 1, 1)
     # A line's value at 0 is its value at 1 less the slope. For the host a prompt alone is one sequence.
     return EngineProfile(
@@ -86,9 +86,9 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
         prefill_s_per_token=token_s,
         decode_s=alone_s - sequence_s + host_step_s,
         decode_s_per_sequence=sequence_s + host_sequence_s,
-        decode_s_per_token=worker.latency.d_s,
-        seats=worker.max_num_seqs,
-        kv_tokens=float(worker.kv_tokens),
+        decode_s_per_token=engine.latency.d_s,
+        seats=engine.max_num_seqs,
+        kv_tokens=float(engine.kv_tokens),
         context_tokens=float(context_tokens),
     )
 

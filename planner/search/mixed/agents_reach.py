@@ -111,7 +111,7 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
         # `workers` are sorted by their token budgets, the largest first; a single one counts once.
         budgets = dict.fromkeys((workers[0], workers[-1]) if limits_gaps else workers[:1])
         for option in mixed_options(list(budgets), problem.task.objective):
-            if not problem.can_route(option):
+            if not problem.can_route([option]):
                 continue
             most = problem.limits.most_workers(option.type)
             for per_agent in WORKERS_PER_AGENT:
@@ -124,7 +124,7 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
                 prefill_options(workers[:1], problem.task.objective),
                 decode_options(workers, problem.task.objective),
             )
-            if all(pools) and problem.can_route(*(options[0] for options in pools)):
+            if all(pools) and problem.can_route(options[0] for options in pools):
                 yield tuple((options[0], agents) for options in pools)
 
 

@@ -25,6 +25,7 @@ from planner.search.oracle.fleet_counts import (
     may_hand_over,
     names_of,
     objective_of,
+    options_of,
 )
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, without_needless_workers
 from planner.search.problem.options import breaks_gaps, by_hardware
@@ -196,7 +197,7 @@ def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], b
     itself if there is none.
     """
     oracle = problem.oracle
-    options = list(dict.fromkeys([*level0.options, *(option for option, _ in best)]))
+    options = list(dict.fromkeys([*level0.options, *options_of(best)]))
     shares = _shares_by_work(problem, level0, beyond_stock, options)
     best_so_far = problem.best_in_words(objective_of(best))
     problem.progress(Stage("fleets of up to four worker types", "mixed fleets", best_so_far))

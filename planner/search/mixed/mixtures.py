@@ -104,7 +104,7 @@ def _promising_first(
     for alike in by_hardware(options).values():
         ranked += [(rank, price(option), option) for rank, option in enumerate(sorted(alike, key=price))]
     ranked.sort(key=lambda row: row[:2])  # By rank and price only, because options cannot be compared.
-    ordered = [*(option for option, _ in best), *(option for *_, option in ranked)]
+    ordered = [*fleet_counts.options_of(best), *(option for *_, option in ranked)]
     return list(dict.fromkeys(ordered))
 
 
@@ -218,7 +218,7 @@ def improve_nearby(
             if fleet_counts.objective_of(counts) < value * (1 - ROUNDING)
             and fleet_counts.names_of(counts) not in simulated
             and fleet_counts.names_of(counts) not in oracle.verdicts
-            and fleet_counts.can_serve(option for option, _ in counts)
+            and fleet_counts.can_serve(fleet_counts.options_of(counts))
             and fleet_counts.is_within(limits, counts)
         ]
         for counts in sorted(cheaper, key=lambda counts: -fleet_counts.objective_of(counts)):

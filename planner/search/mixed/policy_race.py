@@ -30,6 +30,7 @@ from planner.search.oracle.fleet_counts import (
     largest_below,
     names_of,
     objective_of,
+    options_of,
 )
 from planner.search.oracle.fleet_oracle import without_needless_workers
 from planner.search.oracle.work_clock import StoppedError
@@ -184,7 +185,7 @@ def _race_one(
     """Simulate fleets near the best one with these policies; returns the result and the effort."""
     policy_problem = with_policies(problem, policies)
     oracle = policy_problem.oracle
-    fleets = [counts for counts in fleets if policy_problem.can_route(*dict(counts))]
+    fleets = [counts for counts in fleets if policy_problem.can_route(options_of(counts))]
     refused = RacedPolicy(change, policies, None, is_simulated=False)
     if not fleets:
         return refused, 0.0
@@ -230,7 +231,7 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
     for i in range(len(best)):
         # The fleet without one worker of pool i; a pool without workers is left out.
         fewer = tuple((option, n) for option, n in add_workers(best, -1, [i]) if n > 0)
-        if has_whole_pairs(option for option, _ in fewer) and objective_of(fewer) < value * (1 - ROUNDING):
+        if has_whole_pairs(options_of(fewer)) and objective_of(fewer) < value * (1 - ROUNDING):
             candidates.append(fewer)
     if len(best) == 1:
         ((own_option, _),) = best

@@ -34,16 +34,15 @@ from planner.search.mixed.policy_race import (
 )
 from planner.search.mixed.polished_pins import polish_pins
 from planner.search.mixed.router_fit import fit_router, fit_router_before_search, fit_router_if_near
-from planner.search.oracle.fleet_counts import Counts, add_workers, counts_of, objective_of
+from planner.search.oracle.fleet_counts import Counts, add_workers, counts_of, objective_of, options_of
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.traffic.trace import Trace
 
-MOST_CUT = (
-    8  # Set by hand: if no fleet within the limits holds, at most this many of the largest ones are raced.
-)
+# If no fleet within the limits holds, at most this many of the largest ones are raced. Set by hand.
+MOST_CUT = 8
 
 
 def search_policies(
@@ -51,11 +50,13 @@ def search_policies(
 ) -> list[PolicySearch]:
     """The search under each choice of policies of the question, for those that have a fleet.
 
-    The SLO must be kept on all of `problem.draws`, but most draws rule out no fleet. So a search begins
-    without them. If its best fleet fails on a draw, that draw is added and the search begins again. Fewer
-    draws demand less, so if the best fleet then holds on all draws, it is the best with all draws. `start`
-    are fleets to begin with; `prove` and `walks` are those of `find_best_fleet`. Raises InfeasibleError if no
-    choice has a fleet.
+    The SLO must be kept on all of `problem.draws` (the traffic drawn anew, or at other rates), but most draws
+    rule out no fleet. So a search begins without them. If its best fleet fails on a draw, that draw is added
+    and the search begins again. Fewer draws demand less, so if the best fleet then holds on all draws, it is
+    the best with all draws.
+
+    `start` are fleets to begin with; `prove` and `walks` are those of `find_best_fleet`. Raises
+    InfeasibleError if no choice has a fleet.
     """
     while True:
         searches = _search_each_choice(problem, start, prove=prove, walks=walks)
@@ -93,12 +94,12 @@ def _search_each_choice(
     for policies in choices:
         policy_problem = with_policies(problem, policies)
         best_counts = best_of(searches)[1].best if searches else None
-        if best_counts is not None and not policy_problem.can_route(*dict(best_counts)):
+        if best_counts is not None and not policy_problem.can_route(options_of(best_counts)):
             best_counts = None
         if policies.prefix_cache and best_counts is not None:
             # The router's settings are fitted to the best fleet so far.
             policy_problem = with_policies(problem, fit_router(policy_problem.oracle, best_counts))
-        elif policies.prefix_cache:
+        elif policies.prefix_cache:  # No fleet is known yet.
             try:
                 policy_problem, start = _with_fitted_router(policy_problem, start)
             except InfeasibleError as error:
@@ -108,7 +109,9 @@ def _search_each_choice(
                 continue
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
-        known_best = [result.best for _, result in searches if policy_problem.can_route(*dict(result.best))]
+        known_best = [
+            result.best for _, result in searches if policy_problem.can_route(options_of(result.best))
+        ]
         start_fleets = [*start, *map(policy_problem.oracle.fleet, known_best), *unlimited_best]
         result, unlimited = search_or_explain(policy_problem, start_fleets, prove=prove, walks=walks)
         # The best fleet beyond the budgets, if one is known, is still a start for the next choices.
@@ -160,32 +163,34 @@ def _with_fitted_router(problem: Problem, start: Sequence[Fleet]) -> tuple[Probl
     return problem, start
 
 
-def _with_refitted_router(problem: Problem, found: FleetSearch) -> list[PolicySearch]:
-    """Searches with the router's settings fitted anew, each to a fleet that costs less than the best one of
-    the search before it, and that keeps the SLO with these settings alone.
+def _with_refitted_router(problem: Problem, result: FleetSearch) -> list[PolicySearch]:
+    """Searches after the one with this `result`, with the router's settings fitted anew: each time to a fleet
+    that costs less than the best one of the search before, and that keeps the SLO with these settings alone.
 
     The settings that suit one fleet may let all requests with one prefix wait for the same worker of another
     fleet, so a search with one fit overlooks fleets that a second fit would keep.
     """
     searches: list[PolicySearch] = []
-    for _ in range(MOST_ROUNDS if problem.oracle.policies.prefix_cache else 0):
-        cheaper = sorted(near_fleets(problem, found.best, found.level0), key=objective_of)
+    if not problem.oracle.policies.prefix_cache:
+        return searches
+    for _ in range(MOST_ROUNDS):
         try:
-            fits = ((fit_router_if_near(problem.oracle, counts), counts) for counts in cheaper)
-            fitted = next(((policies, counts) for policies, counts in fits if policies is not None), None)
-            if fitted is None:
-                break
-            policies, counts = fitted
+            for counts in sorted(near_fleets(problem, result.best, result.level0), key=objective_of):
+                policies = fit_router_if_near(problem.oracle, counts)
+                if policies is not None:
+                    break
+            else:
+                return searches
             problem = with_policies(problem, policies)
-            found = find_best_fleet(problem, [problem.oracle.fleet(counts)], walks=False)
+            result = find_best_fleet(problem, [problem.oracle.fleet(counts)], walks=False)
         except (InfeasibleError, StoppedError):  # The time is over.
-            break
-        searches.append((problem, found))
+            return searches
+        searches.append((problem, result))
     return searches
 
 
 def _as_sure_as_all(searches: Sequence[PolicySearch], failures: Sequence[NoFleet]) -> list[PolicySearch]:
-    """The searches, changed so that none claims more than all searches together have proved.
+    """The searches, changed in place so that none claims more than all searches together have proved.
 
     Searches without a fleet (`failures`) count too: if such a search was cut short, a cheaper fleet may hold
     with its policies.
@@ -211,19 +216,20 @@ def _race_within_limits(
     search with the policy under which the cheapest fleet holds; nothing if there is none.
 
     The race simulates the fleets of `start`, and the fleets that hold beyond the limits (`NoFleet.wider`)
-    without as many workers as exceed the limits.
+    without as many workers as exceed the limits. All races together may take as much effort (simulated
+    requests) as the searches that failed.
     """
     options = problem.options()
     start_counts = [
         counts for fleet in start if (counts := counts_of(fleet, options)) and problem.allows(counts)
     ]
-    effort = float(sum(each.oracle.effort() for each, _ in failures))
+    remaining_effort = float(sum(policy_problem.oracle.effort() for policy_problem, _ in failures))
     for chosen, failure in failures:
         wider = [counts for fleet in failure.wider if (counts := counts_of(fleet, options))]
         cut = (fleet for counts in wider for fleet in _cut_to_limits(problem, counts))
         near = list(dict.fromkeys((*start_counts, *cut)))
-        race = race_on_fleets(chosen, near, chosen.task.policies.raced_changes, effort)
-        effort -= race.effort
+        race = race_on_fleets(chosen, near, chosen.task.policies.raced_changes, remaining_effort)
+        remaining_effort -= race.effort
         winners = cheapest_first(race.raced)
         if not winners:
             continue
@@ -256,7 +262,8 @@ def _no_fleet_error(problem: Problem, errors: Sequence[InfeasibleError]) -> Infe
     one, or if the search with each choice proves it and no other policies were merely raced.
     """
     first = next((error for error in errors if not error.is_proved), errors[0])
-    if not (first.is_proved and problem.task.policies.raced_changes) or problem.bound is None:
+    is_proved_by_bound = problem.bound is None
+    if is_proved_by_bound or not first.is_proved or not problem.task.policies.raced_changes:
         return first
     return InfeasibleError(
         f"with the policies that were searched: {first}; with others at most the largest fleets near the "

@@ -82,7 +82,8 @@ def _slack(oracle: Oracle, policies: Policies, counts: Counts) -> float:
     _, verdict = oracle.simulate_and_judge(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:
         return -float("inf")  # The backlog grows, so the fleet misses the SLO whatever its percentiles are.
-    # For each limit: the share of requests within it, and the share that must be.
+    # For each limit the share of requests within it, in the worst window if the SLO has windows
+    # (simulator/slo_verdict.py), and the share that must be.
     shares = [(line.deciding_frac, line.limit.percentile_frac) for line in verdict.lines]
     if oracle.slo.attainment_frac is not None:
         worst = verdict.attainment_worst

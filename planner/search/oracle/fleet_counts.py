@@ -125,6 +125,11 @@ def objectives_of_pairs(p: Option, d: Option, n_p: Floats, n_d: Floats) -> Float
     return total * (1 + TIE_BREAK_FRAC) + idle
 
 
+def options_of(counts: Counts) -> tuple[Option, ...]:
+    """The options of a fleet's pools."""
+    return tuple(option for option, _ in counts)
+
+
 def largest_below(option: Option, value: float, others: Counts = ()) -> float:
     """The largest count of an option with which the objective of a fleet that also has the pools `others` is
     less than `value`; -1 if the objective of `others` alone is not less, infinite if every count will do.

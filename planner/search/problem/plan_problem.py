@@ -5,7 +5,7 @@ the end of this module.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.documents import facts
@@ -137,7 +137,7 @@ class Problem:
         # Where the price is a part of the value (`with_tie_break`), equal values differ by rounding.
         return 1 + 2 * ROUNDING if self.task.objective in PRICE_TIES else SAME_PRICE
 
-    def can_route(self, *options: Option) -> bool:
+    def can_route(self, options: Iterable[Option]) -> bool:
         """Whether the routings of this problem's policies are simulated with the data-parallel ranks of all
         these options.
         """
@@ -156,7 +156,7 @@ class Problem:
             self.with_tie_break(option)
             for options_in_role in (mixed_options, prefill_options, decode_options)
             for option in options_in_role(self.types, self.option_objective)
-            if self.can_route(option)
+            if self.can_route([option])
         ]
 
     def without_tie_break(self, value: float) -> float:

@@ -15,7 +15,7 @@ from typing import get_args
 from planner.fleet import Role
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.mixed.mixed_fleets import best_settings
-from planner.search.oracle.fleet_counts import Counts, can_serve, in_order, names_of, objective_of
+from planner.search.oracle.fleet_counts import Counts, can_serve, in_order, names_of, objective_of, options_of
 from planner.search.problem.options import Hardware, hardware_of
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import Option
@@ -60,9 +60,7 @@ def fleets_of_other_roles(
     cheaper = [
         counts
         for counts in fleets
-        if objective_of(counts) < below_value
-        and can_serve(option for option, _ in counts)
-        and problem.allows(counts)
+        if objective_of(counts) < below_value and can_serve(options_of(counts)) and problem.allows(counts)
     ]
     cheaper.sort(key=lambda counts: (changed_count(counts), -objective_of(counts), names_of(counts)))
     return cheaper[:MOST_OTHER_ROLES]

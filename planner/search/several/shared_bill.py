@@ -5,8 +5,8 @@ But if one cheap GPU is in use, the seven other GPUs of its node may idle, and a
 of GPU kinds are planned too:
 
     1. Plan by GPU prices, on all of the stock. If paid GPUs idle, find the nodes of the least bill of fleets
-       with one worker type per pool (`fewer_gpus`), in production where an LLM requires safety, and plan
-       again on these.
+       with one worker type per pool (`SharedPlan.fewer_gpus`), in production where an LLM requires safety,
+       and plan again on these.
     2. Take the plan with the least bill among those in which paid GPUs idle. Plan again without each kind of
        GPU that it uses; with each kind alone that it or its fleets with a loss use, if these are several; and
        without all kinds that idled in any plan.
@@ -103,8 +103,8 @@ def plan_by_bill(
     if _is_within_budget(without_limit, limit):
         cost_use = LimitUse(COST, limit, without_limit.bill.usd_per_h)
         shared = replace(without_limit, limits=(*without_limit.limits, cost_use))
-        # The fleets with a loss must be within the limit too; if none are known, their bill is infinite.
-        is_over = limit * (1 + CHEAPER_FRAC) < _bills(shared)[1] < math.inf
+        # The fleets with a loss must be within the limit too.
+        is_over = limit * (1 + CHEAPER_FRAC) < _loss_usd_per_h(shared) < math.inf
         return _without_loss(shared) if is_over else shared
     raise _budget_error(without_limit, limit, is_proved=cost_error is not None and cost_error.is_proved)
 
@@ -116,19 +116,13 @@ def _is_within_budget(shared: SharedPlan, limit_usd_per_h: float) -> bool:
 
 def _budget_error(shared: SharedPlan, limit: float, *, is_proved: bool) -> InfeasibleError:
     """The error that no fleets were found within the limit on cost, but those of `shared` above it."""
-    change = Change(
-        COST.name, limit, math.ceil(shared.bill.usd_per_h * 100 - CENT_TOLERANCE) / 100, COST.unit
-    )
-    sold_as = ", ".join(f"{nodes.gpu}: gpu" for nodes in shared.bill.nodes)
-    singly_text = f"; or, where you rent GPUs singly, say fleet: {{sold_as: {{{sold_as}}}}}"
-    return InfeasibleError(
-        f"capacity: no fleets of all LLMs were found for {in_unit(limit, COST.unit)}. Raise {change}"
-        + (singly_text if sold_as else ""),
-        kind="capacity",
-        constraint=COST.name,
-        ways=[[change]],
-        is_proved=is_proved,
-    )
+    whole_cents = math.ceil(shared.bill.usd_per_h * 100 - CENT_TOLERANCE)
+    change = Change(COST.name, limit, whole_cents / 100, COST.unit)
+    text = f"capacity: no fleets of all LLMs were found for {in_unit(limit, COST.unit)}. Raise {change}"
+    if shared.bill.nodes:
+        sold_as = ", ".join(f"{nodes.gpu}: gpu" for nodes in shared.bill.nodes)
+        text += f"; or, where you rent GPUs singly, say fleet: {{sold_as: {{{sold_as}}}}}"
+    return InfeasibleError(text, kind="capacity", constraint=COST.name, ways=[[change]], is_proved=is_proved)
 
 
 def _plan_within_budget(
@@ -196,7 +190,9 @@ def _least_bill_plan(
         ]
         if not parents:
             break
-        parent, parent_plan = min(parents, key=lambda pair: _bills(pair[1]))
+        parent, parent_plan = min(
+            parents, key=lambda pair: (pair[1].bill.usd_per_h, _loss_usd_per_h(pair[1]))
+        )
         expanded.add(parent)
         used_kinds = _kinds_used(parent_plan)
         without_one = [parent | {kind} for kind in used_kinds]
@@ -258,8 +254,8 @@ def _on_own_nodes(best: SharedPlan, first: SharedPlan) -> SharedPlan:
 
 def _with_least_loss(best: SharedPlan, all_plans: Iterable[SharedPlan]) -> SharedPlan:
     """The plan `best`, with the answer "with a loss" of that plan in which it has the least bill."""
-    least = min(all_plans, key=lambda shared: _bills(shared)[1])
-    if _bills(least)[1] >= _bills(best)[1] * (1 - CHEAPER_FRAC):
+    least = min(all_plans, key=_loss_usd_per_h)
+    if _loss_usd_per_h(least) >= _loss_usd_per_h(best) * (1 - CHEAPER_FRAC):
         return best
     answers = {name: plan.certificate.find_answer("with-a-loss") for name, plan in least.plans.items()}
     total = next(total for total in least.answers if total.name == "with-a-loss")
@@ -280,9 +276,10 @@ def _with_loss(shared: SharedPlan, total: AnswerTotal, answers: Mapping[str, Ans
         kept = [answer for answer in plan.certificate.answers if answer.name != total.name]
         kept += [answer for answer in (answers[name],) if answer is not None]
         robustness = plan.certificate.robustness
-        if robustness is not None:  # Prices at which the other fleet with a loss would be cheaper.
-            turns = (turn for turn in robustness.prices if turn.instead != "with a loss")
-            robustness = replace(robustness, prices=tuple(turns))
+        if robustness is not None:
+            # Prices at which the former fleet with a loss would be cheaper are left out.
+            prices = tuple(price for price in robustness.prices if price.instead != "with a loss")
+            robustness = replace(robustness, prices=prices)
         certificate = replace(plan.certificate, answers=tuple(kept), robustness=robustness)
         plans[name] = replace(plan, certificate=certificate)
     totals = [other for other in shared.answers if other.name != total.name]
@@ -295,29 +292,27 @@ def _is_better(shared_plan: SharedPlan, best: SharedPlan) -> bool:
     return not is_weaker and shared_plan.bill.usd_per_h < best.bill.usd_per_h * (1 - CHEAPER_FRAC)
 
 
-def _bills(shared_plan: SharedPlan) -> tuple[float, float]:
-    """The bills for the plan's fleets and for its fleets "with a loss" (glossary) [USD/h]. The second is
-    infinite if no such fleets are known: none were found, or there was no time to search for them.
+def _loss_usd_per_h(shared_plan: SharedPlan) -> float:
+    """The bill for the plan's fleets "with a loss" (glossary). It is infinite if no such fleets are known:
+    none were found, or there was no time to search for them.
     """
     with_loss = (total.paid_usd_per_h for total in shared_plan.answers if total.name == "with-a-loss")
     known_usd_per_h = next(with_loss, None)
-    return shared_plan.bill.usd_per_h, math.inf if known_usd_per_h is None else known_usd_per_h
+    return math.inf if known_usd_per_h is None else known_usd_per_h
 
 
 def _nodes_filled_fact(
     best: SharedPlan, first: SharedPlan, *, reduced_stock: Mapping[str, int]
 ) -> NodesFilled:
     """The fact with both bills of `best`, which was planned within `reduced_stock`, and those of `first`."""
-    paid, with_loss = _bills(best)
-    first_paid, first_with_loss = _bills(first)
     remainders = _remainders(reduced_stock)
     return NodesFilled(
-        tuple(remainder.limit.gpu for remainder in remainders if not remainder.amount),
-        paid,
-        _bill_or_none(with_loss),
-        first_paid,
-        _bill_or_none(first_with_loss),
-        tuple(remainder for remainder in remainders if remainder.amount),
+        without=tuple(remainder.limit.gpu for remainder in remainders if not remainder.amount),
+        usd_per_h=best.bill.usd_per_h,
+        with_loss_usd_per_h=_finite_or_none(_loss_usd_per_h(best)),
+        was_usd_per_h=first.bill.usd_per_h,
+        was_with_loss_usd_per_h=_finite_or_none(_loss_usd_per_h(first)),
+        on=tuple(remainder for remainder in remainders if remainder.amount),
     )
 
 
@@ -326,9 +321,9 @@ def _remainders(stock: Mapping[str, int]) -> tuple[Remainder, ...]:
     return tuple(Remainder(FleetLimit("stock", gpu), float(stock[gpu])) for gpu in sorted(stock))
 
 
-def _bill_or_none(bill: float) -> float | None:
-    """A bill of `_bills` for fleets with a loss; None if no such fleets are known."""
-    return bill if bill < math.inf else None
+def _finite_or_none(bill_usd_per_h: float) -> float | None:
+    """The bill; None for an infinite one."""
+    return bill_usd_per_h if bill_usd_per_h < math.inf else None
 
 
 def _as_answer_for_all_stock(
@@ -348,7 +343,8 @@ def _as_answer_for_all_stock(
         entries, [first.alone[name] for name in names], [best.plans[name].value for name in names], best.unit
     )
     others_leave = OthersLeave(_remainders(reduced_stock))
-    left_out = (Finding, MoreSaves, MoreSavesNothing) if filled.on else (Finding,)
+    only_numbers_reduced = bool(filled.on)
+    left_out = (Finding, MoreSaves, MoreSavesNothing) if only_numbers_reduced else (Finding,)
     used = {use.limit: use.used for use in best.limits}
     plans = {}
     for name, plan in best.plans.items():
@@ -407,7 +403,7 @@ def _kind_of_gpu(gpu: str) -> str:
 
 
 def _with_fewer(task: PlanQuestion, gpus: Mapping[str, int]) -> PlanQuestion:
-    """The task in whose stock there are no more than these `gpus`, and those that are owned."""
+    """The task with the stock of these `gpus` lowered to the given numbers. Owned GPUs stay."""
     stock = {
         gpu: gpus[gpu] + task.owned.get(gpu, 0) if gpu in gpus else count for gpu, count in task.stock.items()
     }

@@ -76,15 +76,15 @@ ANY = LogOptions()  # No options: format and columns are found from the file.
 
 @dataclass(slots=True)
 class LogSource:
-    """An open file: the `first` line that is not blank, its number (`at`), and the `stream` of further lines.
+    """An open file: the first line that is not blank, with its number, and the `stream` of further lines.
 
     A file of Parquet, which is no text, has a path alone, and no stream.
     """
 
     path: Path
     stream: Any = None
-    first: bytes = b""
-    at: int = 1
+    first_line: bytes = b""
+    line_number: int = 1
 
     def peek(self) -> bytes:
         """The next bytes of the stream, about a MiB, which stay in the stream."""
@@ -92,16 +92,16 @@ class LogSource:
         return next_bytes
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """All lines of the file with their numbers, `first` included."""
-        yield self.at, self.first
-        yield from enumerate(self.stream, start=self.at + 1)
+        """All lines of the file with their numbers, the first included."""
+        yield self.line_number, self.first_line
+        yield from enumerate(self.stream, start=self.line_number + 1)
 
     def sample_lines(self) -> list[bytes]:
         """The first line and the whole lines after it that `peek` sees, at most SAMPLE_ROWS of them."""
         lines = self.peek().split(b"\n")
         if len(lines) > 1:  # The last line may be cut off.
             lines = lines[:-1]
-        return [self.first, *lines[: log_tables.SAMPLE_ROWS]]
+        return [self.first_line, *lines[: log_tables.SAMPLE_ROWS]]
 
 
 @dataclass(slots=True)
@@ -190,7 +190,7 @@ def _log_of(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
 
     Spans are added to `tree`, which later finds the requests that wait for others.
     """
-    first_line = source.first
+    first_line = source.first_line
     if options.format in _MAY_BE_JSON and first_line[:1] in (b"{", b"["):
         # A line of vLLM's log may begin like this too.
         if options.format is None and vllm_log.is_log([first_line]):
@@ -222,14 +222,14 @@ def _access_log(source: LogSource, options: LogOptions, kind: str) -> _Log:
     """The access log of a proxy; `kind` is the result of `access.kind_of` for it."""
     if not kind:
         raise TraceError(
-            f"{source.path}, line {source.at}: is no access log; expected nginx' combined format or "
+            f"{source.path}, line {source.line_number}: is no access log; expected nginx' combined format or "
             "Envoy's default"
         )
     # The last line of the sample is left out: a file that is being written may end within a line.
-    sample = list(enumerate(source.sample_lines()[:-1] or [source.first], start=source.at))
+    sample = list(enumerate(source.sample_lines()[:-1] or [source.first_line], start=source.line_number))
     rows = [row for _, row in access.access_rows(kind, sample, source.path)]
     columns = options.columns or access.columns_of(
-        kind, log_tables.json_sample(rows), f"{source.path}, line {source.at}"
+        kind, log_tables.json_sample(rows), f"{source.path}, line {source.line_number}"
     )
     blocks = log_tables.object_blocks(
         access.access_rows(kind, source.lines(), source.path), set(columns.by_role().values())
@@ -267,10 +267,10 @@ def _parquet_log(path: Path, options: LogOptions) -> _Log:
 
 def _csv_log(source: LogSource, options: LogOptions) -> _Log:
     """A log in CSV: the table of a known program, or columns that are mapped or guessed."""
-    names = log_tables.csv_names(source.path, source.first, source.at)
+    names = log_tables.csv_names(source.path, source.first_line, source.line_number)
     warnings: list[str] = []
     table = _find_table(names, options)
-    where = f"{source.path}, line {source.at}"
+    where = f"{source.path}, line {source.line_number}"
     if table is not None:
         columns = table.columns(names)
         assert columns is not None  # `_find_table` returns only tables with these columns.
@@ -315,7 +315,7 @@ def _csv_blocks(
     their values are added to `warnings` while blocks are read.
     """
     column_blocks = csv_tables.read_columns(
-        source.path, source.stream, source.at, names, wanted, figures, warnings=warnings
+        source.path, source.stream, source.line_number, names, wanted, figures, warnings=warnings
     )
     checked_blocks = csv_tables.check_lengths(source.path, names, lengths, column_blocks, warnings)
     return ((block.starts, columns) for block, columns in checked_blocks)
@@ -426,7 +426,7 @@ def _json_log(source: LogSource, options: LogOptions, tree: SpanTree) -> _Log:
         return _Log("otlp", otlp.COLUMNS, log_tables.object_blocks(spans, wanted))
     names = list(dict.fromkeys(name for row in sample for name in (*row, *log_tables.flatten_row(row))))
     table = _find_table(names, options)
-    where = f"{source.path}, {counted} {source.at if counted == 'line' else 1}"
+    where = f"{source.path}, {counted} {source.line_number if counted == 'line' else 1}"
     if table is not None:
         columns = table.columns(names)
         assert columns is not None
@@ -449,12 +449,15 @@ def _json_objects(
     and what the numbers count: "line" or "object".
     """
     rows: Iterator[tuple[int, log_tables.Row]]
-    if source.first[:1] == b"[":
-        rows, counted = log_tables.json_list(source.path, source.first, source.stream), "object"
+    if source.first_line[:1] == b"[":
+        rows, counted = log_tables.json_list(source.path, source.first_line, source.stream), "object"
     elif (document := _document(source)) is not None:
         rows, counted = iter(enumerate(document, start=1)), "object"
     else:
-        rows, counted = log_tables.json_lines(source.path, source.first, source.at, source.stream), "line"
+        rows, counted = (
+            log_tables.json_lines(source.path, source.first_line, source.line_number, source.stream),
+            "line",
+        )
     head = list(itertools.islice(rows, log_tables.SAMPLE_ROWS))
     return itertools.chain(head, rows), [row for _, row in head if row], counted
 
@@ -464,18 +467,20 @@ def _document(source: LogSource) -> Iterator[log_tables.Row] | None:
     None if each line is a row.
     """
     try:
-        first = parse_json(source.first, has_nan=True, counts_digits=False)
+        first = parse_json(source.first_line, has_nan=True, counts_digits=False)
     except ValueError:
         # The first line is not JSON by itself. If it ends in "}", the file has an object on each line, and
         # the reader of lines refuses this one with its number. Otherwise the object continues on further
         # lines.
-        if source.first.rstrip().endswith(b"}"):
+        if source.first_line.rstrip().endswith(b"}"):
             return None
         other_lines = source.stream.read(_MOST_BYTES)
         try:
-            first = parse_json(source.first + b"\n" + other_lines, has_nan=True, counts_digits=False)
+            first = parse_json(source.first_line + b"\n" + other_lines, has_nan=True, counts_digits=False)
         except ValueError as error:
-            raise TraceError(f"{source.path}, line {source.at}: is not JSON ({str(error)[:100]})") from None
+            raise TraceError(
+                f"{source.path}, line {source.line_number}: is not JSON ({str(error)[:100]})"
+            ) from None
         return iter(_rows_of_page(first) or [first])
     if not isinstance(first, dict) or _rows_of_page(first) is None:
         return None
