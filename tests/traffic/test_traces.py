@@ -19,7 +19,7 @@ from planner.traffic import trace_rows
 from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_reading import read_trace
 from planner.traffic.trace_rows import BLANK, NO_INPUT, NO_OUTPUT, clock_quantum_s
-from planner.traffic.trace_writing import to_jsonl
+from planner.traffic.trace_writing import to_csv, to_jsonl
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
 REQUESTS_HEADER = (
@@ -864,3 +864,13 @@ def test_tasks_of_agents_survive_a_file(read: Read) -> None:
     trace = replace(trace, after=edges, task=np.array([4, 4, 7]))
     again = read(to_jsonl(trace), "t.jsonl")
     assert again.task[0] == again.task[1] != again.task[2]
+
+
+def test_a_csv_keeps_the_tasks_of_agents(tmp_path: Path) -> None:
+    """Requests 1 and 3 are of one task. Without their column each request would be a task."""
+    text = "arrival_s,input_tokens,output_tokens,agent_task\n0,9,1,0\n1,9,1,1\n2,9,1,0\n"
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    first = read_trace(path)
+    path.write_text("".join(to_csv(first)))
+    assert first.task.tolist() == read_trace(path).task.tolist() == [0, 1, 0]
