@@ -150,6 +150,7 @@ class InfeasibleError(PlannerError):
         """The same error about one of several LLMs, which had all of the fleet for itself. More of a shared
         limit that is enough for it alone is no way to plan them all.
         """
+        # A limit on latency, in seconds, is the LLM's own. All other limits are shared.
         is_shared = any(change.unit != "s" for way in self.ways for change in way)
         alone = f". That is enough for {llm} alone; the others take theirs beside it" if is_shared else ""
         return InfeasibleError(
@@ -173,8 +174,9 @@ def _rounded_up(value: float) -> str:
     text = _plain(value)
     if float(text) >= value * (1 - ROUNDING_FRAC):
         return text
-    last_digit = 10.0 ** min(math.floor(math.log10(value)) - 5, 0)
-    return _plain(float(text) + last_digit)
+    # The place of the sixth digit, which is the last one written; numbers from 1e6 on are written to ones.
+    last_place = 10.0 ** min(math.floor(math.log10(value)) - 5, 0)
+    return _plain(float(text) + last_place)
 
 
 def ways_text(ways: Iterable[Iterable[Change]]) -> str:

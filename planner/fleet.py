@@ -42,30 +42,24 @@ class WorkerType:
 
     One worker occupies `tp * pp * dp` GPUs. Its `dp` data-parallel ranks (vLLM's --data-parallel-size) each
     have a scheduler, a queue and a KV cache, make their steps together and share the experts; the other
-    fields describe one rank. `kv_tokens` is the size of the KV cache, a multiple of the block. `extra_kv` is
-    the cache that a sequence occupies beyond its tokens (windows and states), `launched_layers` the number of
-    layers whose launches take long (`models/engine.py`); both count nothing before `with_llm`. `form`, if
-    given, replaces `latency` in the simulator by the step times of another program. `engine` adds the host's
-    time to each step; None adds nothing. With `speculation` decodes draft tokens and verify them. With `ep`
-    every GPU has whole experts, otherwise a slice of each. `lora` are the slots for adapters; `kv_tokens`
-    already excludes their bytes.
+    fields describe one rank. `extra_kv` and `launched_layers` count nothing before `with_llm`.
     """
 
     gpu: Gpu
     tp: int
     latency: StepLatency
-    kv_tokens: int
+    kv_tokens: int  # The size of the KV cache, a multiple of the block.
     max_num_batched_tokens: int
     max_num_seqs: int
     pp: int = 1
-    form: StepForm | None = None
-    engine: Engine | None = None
-    extra_kv: ExtraKv = NO_EXTRA_KV
-    speculation: Speculation | None = None
-    ep: bool = False
+    form: StepForm | None = None  # Step times of another program, which the simulator takes for `latency`.
+    engine: Engine | None = None  # Adds the host's time to each step; None adds nothing.
+    extra_kv: ExtraKv = NO_EXTRA_KV  # The cache that a sequence takes beyond its tokens: windows and states.
+    speculation: Speculation | None = None  # With it decodes draft tokens and verify them.
+    ep: bool = False  # Whether every GPU has whole experts, and not a slice of each.
     dp: int = 1
-    lora: LoraSlots | None = None
-    launched_layers: float = 0.0
+    lora: LoraSlots | None = None  # The slots for adapters, whose bytes `kv_tokens` already excludes.
+    launched_layers: float = 0.0  # The number of layers whose launches take long (models/engine.py).
 
     def __post_init__(self) -> None:
         if self.dp > 1:
@@ -98,16 +92,15 @@ class WorkerType:
             return own_blocks * (1 + extra_kv.window_ratio)
         if not extra_kv.passing_blocks:
             return 0.0
-        return own_blocks + (
-            extra_kv.passing_blocks if version < FINDABLE_KEPT_SINCE else extra_kv.findable_blocks
-        )
+        if version < FINDABLE_KEPT_SINCE:
+            return own_blocks + extra_kv.passing_blocks
+        return own_blocks + extra_kv.findable_blocks
 
     @property
     def keeps_ends_alone(self) -> bool:
         """Whether there are windows or states, and the engine caches them only as since ENDS_KEPT_SINCE."""
-        return (
-            self.extra_kv.is_any or self.extra_kv.passing_blocks > 0
-        ) and self._vllm_version >= ENDS_KEPT_SINCE
+        has_windows_or_states = self.extra_kv.is_any or self.extra_kv.passing_blocks > 0
+        return has_windows_or_states and self._vllm_version >= ENDS_KEPT_SINCE
 
     @property
     def _vllm_version(self) -> tuple[int, ...]:
@@ -137,8 +130,9 @@ class WorkerType:
         sequences = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
         drafts = "" if self.speculation is None else f" spec{self.speculation.tokens}"
         experts = " ep" if self.ep else ""
-        split = f"tp{self.tp}" + (f" dp{self.dp}" if self.dp > 1 else "")
-        return f"{self.gpu.name} {split}{experts}{stages} {self.max_num_batched_tokens}{sequences}{drafts}"
+        ranks = f" dp{self.dp}" if self.dp > 1 else ""
+        split = f"tp{self.tp}{ranks}{experts}{stages}"
+        return f"{self.gpu.name} {split} {self.max_num_batched_tokens}{sequences}{drafts}"
 
     @property
     def step_tokens(self) -> int:
@@ -292,8 +286,8 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Which policies a fleet uses, and their parameters; planner/policies.py describes each name. The comment
-    on a parameter names the policies that use it.
+    """Which policies a fleet uses, and their parameters; planner/policies.py describes each name. A comment
+    that begins with names of policies is of a parameter that they alone use.
     """
 
     batching: str = "vllm-v1"
@@ -372,7 +366,8 @@ class Policies:
     decode_batch: int = 0
     # e2, cache-aware: workers are rebalanced if their loads differ by more than this ratio ...
     balance_ratio: float = 1.5
-    balance_requests: int = 64  # ... and, with cache-aware, by more than this number of requests.
+    # cache-aware: ... and, besides, by more than this number of requests.
+    balance_requests: int = 64
     # cache-aware: a request goes to the longest match if this is more than this share of its prompt.
     cache_threshold_frac: float = 0.3
     # Routings that draw at random:
@@ -449,7 +444,7 @@ class Fleet:
         scheduling takes precedence, as drafts may force some workers to synchronous scheduling.
         """
         engines = [pool.type.engine for pool in self.running_pools if pool.type.engine is not None]
-        return next((each for each in engines if each.async_scheduling), engines[0] if engines else None)
+        return max(engines, key=lambda engine: engine.async_scheduling, default=None)
 
     def with_counts(self, counts: Iterable[int]) -> Fleet:
         """The same fleet with these numbers of workers, one number per pool."""
@@ -482,9 +477,9 @@ class Fleet:
             lambda worker: worker if worker.engine is None else replace(worker, engine=change(worker.engine))
         )
 
-    def with_step_spread(self, z_prefill: float, z_decode: float) -> Fleet:
+    def with_step_spread(self, prefill_sigmas: float, decode_sigmas: float) -> Fleet:
         """The same fleet with step times this many standard deviations above the median of their spread."""
-        return self.with_types(lambda worker: slowed_by_spread(worker, z_prefill, z_decode))
+        return self.with_types(lambda worker: slowed_by_spread(worker, prefill_sigmas, decode_sigmas))
 
     @property
     def lora(self) -> Lora | None:
@@ -511,16 +506,18 @@ class Fleet:
 
     @property
     def price_usd_per_h(self) -> float:
+        """The price of the workers' GPUs per hour, without idle GPUs of their nodes."""
         return sum(pool.count * pool.type.price_usd_per_h for pool in self.pools)
 
     @property
     def power_w(self) -> float:
+        """The power [W] to provision for the GPUs of all workers."""
         return sum(pool.count * pool.type.power_w for pool in self.pools)
 
 
 # Cached, as a search uses the same few worker types in the same few scenarios over and over.
 @lru_cache(maxsize=4096)
-def slowed_by_spread(worker: WorkerType, z_prefill: float, z_decode: float) -> WorkerType:
+def slowed_by_spread(worker: WorkerType, prefill_sigmas: float, decode_sigmas: float) -> WorkerType:
     """The same worker type with step times this many standard deviations above the median of their spread.
     Its front end is slowed as prefills are, its adapters as decodes are.
     """
@@ -528,7 +525,7 @@ def slowed_by_spread(worker: WorkerType, z_prefill: float, z_decode: float) -> W
         return worker
     return replace(
         worker,
-        latency=worker.latency.at_spread(z_prefill, z_decode),
-        engine=worker.engine and worker.engine.with_longer_front_end(spread.front_end_factor(z_prefill)),
-        lora=worker.lora and worker.lora.with_longer_times(spread.adapters_factor(z_decode) - 1),
+        latency=worker.latency.at_spread(prefill_sigmas, decode_sigmas),
+        engine=worker.engine and worker.engine.with_longer_front_end(spread.front_end_factor(prefill_sigmas)),
+        lora=worker.lora and worker.lora.with_longer_times(spread.adapters_factor(decode_sigmas) - 1),
     )

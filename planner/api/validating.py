@@ -130,6 +130,7 @@ def validate(
     here, EndpointError for an endpoint that cannot be measured.
     """
     need_aiohttp()
+    from planner.runtime.analysis import WholePlan
     from planner.runtime.validate import slice_plan
     from planner.runtime.validate import validate as run
 
@@ -167,7 +168,7 @@ def validate(
         notes += (f"Rehearsed without what {fleet.engine.title} adds to the steps.",)
         fleet = fleet.without_engine()
     if how.get("is_slice"):
-        whole_plan = fleet, requests
+        whole_plan = WholePlan(fleet, requests)
         fleet, requests, note = slice_plan(fleet, requests)
         notes += (f"Validated was a {note}.",)
     setup = validation_setup(

@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 from planner.documents.spreads import SPREAD_KEYS, parse_spread, spread_document
 from planner.errors import InputError
@@ -39,15 +39,13 @@ if TYPE_CHECKING:  # The module imports scikit-learn, which takes long.
 HEADER = ("llm", "gpu", "source", "date", "command")
 NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")  # Each fit has all of them.
 OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")  # None where they are not known.
-# Keys that only some fits have. m_s: how much longer a KV token takes in steps with prefills (latency.py).
-MIXED, EP, DP, JOINT, ALL2ALL = "m_s", "ep", "dp", "joint_s", "all2all"
-# The value of each of these keys where a fit does not have it; `fit_row` leaves keys with this value out.
+# The value of keys that only some fits have, for a fit without the key; `fit_row` leaves out keys with it.
 LEFT_OUT: Mapping[str, Any] = {
-    EP: False,
-    DP: 1,
-    ALL2ALL: "",
-    JOINT: [],
-    MIXED: 0.0,
+    "ep": False,
+    "dp": 1,
+    "all2all": "",
+    "joint_s": [],
+    "m_s": 0.0,
     "uncertainty_frac": None,
     "simulated": None,
 }
@@ -56,17 +54,17 @@ Split = tuple[int, bool, int, All2All]
 HEADER_BYTES = 4096  # `llm` and `gpu` are in the first lines of a file, perhaps after a long `source`.
 FIT_KEYS = (
     "tp",
-    EP,
-    DP,
-    ALL2ALL,
+    "ep",
+    "dp",
+    "all2all",
     "knots_tokens",
     "f_s",
-    JOINT,
+    "joint_s",
     *NUMBERS,
     "basis",
     "kind",
     *OPTIONAL,
-    MIXED,
+    "m_s",
     "errors",
     "simulated",
     "spread",
@@ -79,26 +77,33 @@ KINDS: Mapping[str, Kind] = {  # By the first word of a basis, for files that na
     "roofline": "roofline",
 }
 Form = SplitwiseLookup | DistServeSteps | CorrectedFormula
-FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
-    "splitwise-lookup": (
-        SplitwiseLookup,
-        ("knots_tokens", "prompt_s", "token_s"),
-        ("mixed_factor", "b_s", "d_s"),
+
+
+class FormKeys(NamedTuple):
+    """How a form of step times is written: its class, the keys of its lists of numbers, and those of its
+    single numbers.
+    """
+
+    form_class: type[Form]
+    lists: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+
+FORMS: Mapping[str, FormKeys] = {
+    "splitwise-lookup": FormKeys(
+        SplitwiseLookup, lists=("knots_tokens", "prompt_s", "token_s"), numbers=("mixed_factor", "b_s", "d_s")
     ),
-    "distserve": (
+    "distserve": FormKeys(
         DistServeSteps,
-        ("prefill_s", "decode_small_s", "decode_large_s"),
-        ("threshold", "per_rank_s", "overhead_s", "overhead_s_per_token"),
+        lists=("prefill_s", "decode_small_s", "decode_large_s"),
+        numbers=("threshold", "per_rank_s", "overhead_s", "overhead_s_per_token"),
     ),
-    "corrected": (
+    "corrected": FormKeys(
         CorrectedFormula,
-        ("formula_s", "weights", "tokens", "pairs", "decodes", "kv_tokens", "prefills"),
-        ("h_s", "context_step"),
+        lists=("formula_s", "weights", "tokens", "pairs", "decodes", "kv_tokens", "prefills"),
+        numbers=("h_s", "context_step"),
     ),
 }
-"""By the name of a form of step times: its class, the keys of its lists of numbers, and the keys of its
-single numbers.
-"""
 
 
 def read_header(path: Path) -> tuple[str, str]:
@@ -124,7 +129,7 @@ def read_fits(path: Path, wording: Wording = PLAIN) -> dict[Split, StepLatency]:
     for n, row in enumerate(check_rows(file.get("fits"), file.path_of("fits"), "fits")):
         # Messages about the keys of the split name the fit by its number; later ones name it by its split.
         fit = Section.from_document(row, f"{path}: fits[{n}]", wording=wording)
-        tp, ep, dp = fit.whole_number("tp"), fit.flag(EP, False), fit.whole_number(DP, 1)
+        tp, ep, dp = fit.whole_number("tp"), fit.flag("ep", False), fit.whole_number("dp", 1)
         all2all = _parse_all2all(fit)
         split = tp, ep, dp, all2all
         where = f"{path}: tp {tp}" + (" with ep" if ep else "")
@@ -138,26 +143,26 @@ def read_fits(path: Path, wording: Wording = PLAIN) -> dict[Split, StepLatency]:
 
 def _parse_all2all(row: Section) -> All2All:
     """How ranks on several nodes exchange tokens; "" on one node."""
-    return cast(All2All, row.one_of(ALL2ALL, get_args(All2All), ""))
+    return cast(All2All, row.one_of("all2all", get_args(All2All), ""))
 
 
 def read_fit(
     path: Path, tp: int, wording: Wording = PLAIN, *, ep: bool = False, dp: int = 1, all2all: All2All = ""
 ) -> tuple[Section, Section]:
     """The whole file, and its one fit of `tp` GPUs and `dp` ranks: a row of `fits`, or the file itself if it
-    is one fit. A row without `tp`, `dp` or `all2all` matches any value of that key. If several rows
-    match, the one that states `dp` (for more than one rank) and has this `ep` is taken. Raises InputError if
+    is one fit. A row without `tp`, `dp` or `all2all` matches any value of that key. If several rows match,
+    those with the key `dp` are taken (for more than one rank), and of these the one with this `ep`. Raises InputError if
     not exactly one row is left.
     """
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = check_rows(file.get("fits", [dict(file.values)]), file.path_of("fits"), "fits")
     fits = [Section.from_document(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
-    of_degrees = [row for row in fits if row.get("tp", tp) == tp and row.whole_number(DP, dp) == dp]
-    matches = [row for row in of_degrees if not row.get(ALL2ALL) or _parse_all2all(row) == all2all]
+    of_degrees = [row for row in fits if row.get("tp", tp) == tp and row.whole_number("dp", dp) == dp]
+    matches = [row for row in of_degrees if not row.get("all2all") or _parse_all2all(row) == all2all]
     if len(matches) > 1 and dp > 1:
-        matches = [row for row in matches if DP in row]
+        matches = [row for row in matches if "dp" in row]
     if len(matches) > 1:
-        matches = [row for row in matches if row.flag(EP, False) == ep]
+        matches = [row for row in matches if row.flag("ep", False) == ep]
     if len(matches) != 1:
         tp_text = ", ".join(str(row.get("tp")) for row in fits)
         ranks = f" and dp {dp}" if dp > 1 else ""
@@ -180,8 +185,8 @@ def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
             basis=stated_basis,
             kind=kind,
             spread=parse_spread(row.subsection("spread", SPREAD_KEYS)) if "spread" in row else None,
-            m_s=row.number(MIXED, 0.0),
-            joint_s=row.numbers(JOINT) if JOINT in row else (),
+            m_s=row.number("m_s", 0.0),
+            joint_s=row.numbers("joint_s") if "joint_s" in row else (),
         )
 
 
@@ -233,16 +238,16 @@ def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict
     if isinstance(form, SplitwiseLookup | DistServeSteps):
         return form_document(form)
     simulated = {"simulated": form_document(form)} if isinstance(form, CorrectedFormula) else {}
-    fit = {key: _as_list(value) for key, value in asdict(latency).items() if key not in ("spread", JOINT)}
+    fit = {key: _as_list(value) for key, value in asdict(latency).items() if key not in ("spread", "joint_s")}
     if latency.joint_s:
-        fit[JOINT] = list(latency.joint_s)
+        fit["joint_s"] = list(latency.joint_s)
     spread = {} if latency.spread is None else {"spread": spread_document(latency.spread)}
     return fit | spread | simulated
 
 
 def form_document(form: Form) -> dict[str, Any]:
     """The mapping that `parse_form` reads as this form."""
-    name = next(name for name, (form_class, *_) in FORMS.items() if isinstance(form, form_class))
+    name = next(name for name, keys in FORMS.items() if isinstance(form, keys.form_class))
     return {"form": name} | {key: _as_list(value) for key, value in asdict(form).items()}
 
 
@@ -268,12 +273,12 @@ def fit_row(
     """
     row: dict[str, Any] = {
         "tp": tp,
-        EP: ep,
-        DP: dp,
-        ALL2ALL: all2all,
+        "ep": ep,
+        "dp": dp,
+        "all2all": all2all,
         "knots_tokens": _seven_digits(latency.knots_tokens),
         "f_s": _seven_digits(latency.f_s),
-        JOINT: _seven_digits(latency.joint_s),
+        "joint_s": _seven_digits(latency.joint_s),
         **{key: _seven_digits(getattr(latency, key)) for key in NUMBERS},
         "basis": latency.basis,
         "kind": latency.kind,
@@ -287,7 +292,7 @@ def fit_row(
             }
             for step_kind, error in errors.items()
         },
-        MIXED: _seven_digits(latency.m_s),
+        "m_s": _seven_digits(latency.m_s),
         "uncertainty_frac": None if latency.uncertainty_frac is None else round(latency.uncertainty_frac, 4),
         "simulated": None if form is None else _seven_digit_lists(form_document(form)),
     }

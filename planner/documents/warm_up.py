@@ -7,8 +7,10 @@ blocks add a `prompt` (token ids, or text) to each row. A prompt is sent again i
 for `keep_alive_s`, so that it stays in the cache.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from planner.errors import InputError
 from planner.files.checked_files import open_input
@@ -43,30 +45,27 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
             raise InputError(f"{path}: is no JSON ({error}); give a warm-up.json with prompts") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{path}: expected a list of {{worker, prompt}}; give a warm-up.json with prompts")
-    prompts = []
-    for number, row in enumerate(rows):
-        if row.get("worker") not in names:
-            raise InputError(
-                f"{path}: row {number}: worker is {row.get('worker')!r}, the plan has "
-                f"{list_first(names, MOST_NAMED)}"
-            )
-        prompt = row.get("prompt")
-        # A bool is an int for isinstance, but no token id.
-        is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
-        if not prompt or not (is_ids or isinstance(prompt, str)):
-            raise InputError(
-                f"{path}: row {number}: has no prompt; add the text or the token ids of its blocks, as "
-                "requests will send them"
-            )
-        keep_alive_s = row.get("keep_alive_s")
-        if keep_alive_s is not None and (
-            type(keep_alive_s) not in (int, float) or not LEAST_KEEP_S <= keep_alive_s < MOST_KEEP_S
-        ):
-            raise InputError(
-                f"{path}: row {number}: keep_alive_s is {keep_alive_s!r}, must be seconds, "
-                f">= {LEAST_KEEP_S:g}"
-            )
-        prompts.append(
-            WarmPrompt(names.index(row["worker"]), tuple(prompt) if is_ids else prompt, keep_alive_s)
+    return tuple(_read_row(row, f"{path}: row {number}", names) for number, row in enumerate(rows))
+
+
+def _read_row(row: Mapping[str, Any], where: str, names: Sequence[str]) -> WarmPrompt:
+    """The prompt of a row of the file; rows are counted from 0. `names` are the workers of the plan."""
+    if row.get("worker") not in names:
+        raise InputError(
+            f"{where}: worker is {row.get('worker')!r}, the plan has {list_first(names, MOST_NAMED)}"
         )
-    return tuple(prompts)
+    prompt = row.get("prompt")
+    # A bool is an int for isinstance, but no token id.
+    is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+    if not prompt or not (is_ids or isinstance(prompt, str)):
+        raise InputError(
+            f"{where}: has no prompt; add the text or the token ids of its blocks, as requests will send them"
+        )
+    keep_alive_s = row.get("keep_alive_s")
+    if keep_alive_s is not None:
+        is_number = type(keep_alive_s) in (int, float)
+        if not is_number or not LEAST_KEEP_S <= keep_alive_s < MOST_KEEP_S:
+            raise InputError(
+                f"{where}: keep_alive_s is {keep_alive_s!r}, must be seconds, >= {LEAST_KEEP_S:g}"
+            )
+    return WarmPrompt(names.index(row["worker"]), tuple(prompt) if is_ids else prompt, keep_alive_s)

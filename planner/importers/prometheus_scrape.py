@@ -30,8 +30,8 @@ _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\])*)"')
 
 # Values by the name of a sample and, for a bucket of a histogram, its edge; otherwise an empty text.
 Samples = dict[tuple[str, str], float]
-LEAST_RANK_ERROR = 1e-9  # A rank above a whole number by no more than this counts as that number.
-# More digits of block_size, or of num_gpu_blocks, are taken for an error in the label.
+RANK_TOLERANCE = 1e-9  # A rank above a whole number by no more than this counts as that number.
+# A label block_size or num_gpu_blocks with more digits is taken for an error.
 MOST_BLOCK_DIGITS, MOST_BLOCKS_DIGITS = 6, 9
 
 
@@ -48,23 +48,17 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
     names = " to ".join(path.name for path in paths)
     notes = []
     if len(scrapes) == 2:
-        before, _ = scrapes[0]
-        samples = {key: value - before.get(key, 0.0) for key, value in last.items()}
-        fell = [name for (name, _), value in samples.items() if value < 0 and name.startswith("vllm:")]
-        if fell:
-            raise InputError(
-                f"{names}: {fell[0]} fell: the files are in the wrong order, or the server restarted"
-            )
+        samples = _growth(scrapes[0][0], last, names)
     else:
         samples = last
         notes.append("one scrape: means since the server started, its warm-up included")
-
     latency: dict[str, dict[str, float]] = {}
     for metric, histograms in HISTOGRAMS.items():
-        for histogram in histograms:
-            if metric not in latency and (latency_statistics := histogram_statistics(samples, histogram)):
-                latency[metric] = latency_statistics
-    input_tokens, output_tokens = ((max(1.0, _mean(samples, name) or 0.0),) for name in LENGTHS)
+        counted = (histogram_statistics(samples, histogram) for histogram in histograms)
+        if statistics := next(filter(None, counted), None):
+            latency[metric] = statistics
+    # Lengths of which nothing is known count as one token, the least that a request has.
+    mean_input_tokens, mean_output_tokens = (max(_mean(samples, name) or 0.0, 1.0) for name in LENGTHS)
     requests = int(samples.get(("vllm:e2e_request_latency_seconds_count", ""), 0.0))
     if not requests or not latency:
         raise InputError(f"{names}: no request finished; there is nothing to import")
@@ -78,8 +72,8 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
     run = MeasuredRun(
         name=names,
         requests=requests,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
+        input_tokens=(mean_input_tokens,),
+        output_tokens=(mean_output_tokens,),
         latency_s=latency,
         rate_rps=rate_rps,
         kv_tokens=_kv_tokens(labels),
@@ -89,19 +83,30 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
     return MeasuredRuns(llm, gpu, tp, f"vLLM /metrics, {names}", (with_stated_load(run, stated),))
 
 
+def _growth(before: Samples, after: Samples, names: str) -> Samples:
+    """How much each sample grew from one scrape to the next; `names` of the files are for errors."""
+    growth = {key: value - before.get(key, 0.0) for key, value in after.items()}
+    fallen = [name for (name, _), value in growth.items() if value < 0 and name.startswith("vllm:")]
+    if fallen:
+        raise InputError(
+            f"{names}: {fallen[0]} fell: the files are in the wrong order, or the server restarted"
+        )
+    return growth
+
+
 def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
     """The samples, summed over labels such as finished_reason; and the labels that name the LLM and the size
     of its KV cache.
     """
     samples: Samples = {}
-    about: dict[str, str] = {}
-    engines: set[tuple[str, str]] = set()
+    setup_labels: dict[str, str] = {}
+    engines: set[tuple[str, str]] = set()  # (engine, LLM) of the histograms.
     for name, labels, value in samples_of(read_text(path), str(path)):
         # A sample `_created` is the time at which a counter began, not a count.
         if not name.startswith("vllm:") or name.endswith("_created"):
             continue
         if "cache_config_info" in name:
-            about |= {key: labels[key] for key in ("block_size", "num_gpu_blocks") if key in labels}
+            setup_labels |= {key: labels[key] for key in ("block_size", "num_gpu_blocks") if key in labels}
             continue
         if name.endswith(("_bucket", "_count", "_sum")):
             engines.add((labels.get("engine", ""), labels.get("model_name", "")))
@@ -113,8 +118,8 @@ def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
         raise InputError(f"{path}: holds no vllm: histograms; expected the text of a vLLM's /metrics")
     if len(engines) > 1:
         raise InputError(f"{path}: holds {len(engines)} engines or LLMs; keep the lines of one")
-    about["model_name"] = engines.pop()[1]
-    return samples, about
+    setup_labels["model_name"] = engines.pop()[1]
+    return samples, setup_labels
 
 
 def samples_of(text: str, name: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -154,7 +159,7 @@ def histogram_statistics(samples: Samples, histogram: str) -> dict[str, float]:
                 raise InputError(f"{histogram}: le={le[:40]!r} is not a number") from None
     statistic_values = {"mean": mean}
     for percent in foreign_fields.PERCENTILES:
-        rank = math.ceil(percent / 100 * count - LEAST_RANK_ERROR)
+        rank = math.ceil(percent / 100 * count - RANK_TOLERANCE)
         edge = min((edge for edge, count_to_edge in buckets if count_to_edge >= rank), default=math.inf)
         if 0 < edge < math.inf:  # The last bucket is open, so its edge bounds nothing.
             statistic_values[f"p{percent}_at_most"] = edge

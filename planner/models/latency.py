@@ -241,7 +241,7 @@ class StepLatency:
             joint_s=tuple(joint * factor for joint in self.joint_s),
         )
 
-    def at_spread(self, z_prefill: float, z_decode: float) -> StepLatency:
+    def at_spread(self, prefill_sigmas: float, decode_sigmas: float) -> StepLatency:
         """The same engine this many standard deviations of its spread above the medians.
 
         Steps of up to DECODE_STEP_TOKENS are taken for steps of decodes, so their f(N), the reading of
@@ -250,7 +250,7 @@ class StepLatency:
         if self.spread is None:
             return self
         return self.scale_steps(
-            self.spread.prefill.at_sigmas(z_prefill), self.spread.decode.at_sigmas(z_decode)
+            self.spread.prefill.at_sigmas(prefill_sigmas), self.spread.decode.at_sigmas(decode_sigmas)
         )
 
     def scale_steps(self, prefill: float, decode: float) -> StepLatency:

@@ -56,19 +56,20 @@ class StepTimeSpread:
     source: str
     is_own: bool = False
 
-    def front_end_factor(self, z_prefill: float) -> float:
-        """The factor on the API server's time if prefills are `z_prefill` standard deviations above the
+    def front_end_factor(self, prefill_sigmas: float) -> float:
+        """The factor on the API server's time if prefills are `prefill_sigmas` standard deviations above the
         median.
 
         The median of that time is predicted by itself, so the median of prefills does not count.
         """
-        return math.exp(z_prefill * self.prefill.log_sd)
+        return math.exp(prefill_sigmas * self.prefill.log_sd)
 
-    def adapters_factor(self, z_decode: float) -> float:
+    def adapters_factor(self, decode_sigmas: float) -> float:
         """The factor on the time of adapters, most of which reads memory as decodes do, if decodes are
-        `z_decode` standard deviations above the median. That time is a roofline, which no median corrects.
+        `decode_sigmas` standard deviations above the median. That time is a roofline, so no median corrects
+        it.
         """
-        return math.exp(z_decode * self.decode.log_sd)
+        return math.exp(decode_sigmas * self.decode.log_sd)
 
     @classmethod
     def calibrated(cls, uncertainty_frac: float) -> StepTimeSpread:

@@ -135,6 +135,7 @@ def start_time(
     layers = -(-llm.layers // pp)  # Stages start at the same time, so the longest counts.
     into_gpus_s = llm.weight_bytes / gpus / engine.load_bytes_per_s
     kernel_layer_s = engine.cached_layer_s if is_compiled else engine.compile_layer_s
+    # A row that was not measured as a whole was put together from several measurements.
     estimated = [
         f"{row.name}: put together" for row in (storage, image, engine) if row and not row.is_measured
     ]

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -34,14 +34,21 @@ from planner.traffic.trace import Trace
 EngineKind = Literal["vllm", "rehearsal", "endpoint"]
 
 
+class WholePlan(NamedTuple):
+    """The whole fleet and the whole traffic of a plan of which only a slice is validated."""
+
+    fleet: Fleet
+    trace: Trace
+
+
 @dataclass(frozen=True, slots=True)
 class ValidationSetup:
     """What to validate: a fleet, its traffic and SLO, and how its engines are started.
 
     `config` is a config.json, or its folder, with which engines run; None for the LLM's own.
     With a `config`, or without `real_weights`, engines have dummy weights. If `fleet` and `trace` are a slice
-    of a plan, `plan` has the whole fleet and the whole traffic; else it is None. `endpoint` is a deployment
-    that others run, which is measured instead of our own engines. `notes` go to the report.
+    of a plan, `plan` is the whole; else it is None. `endpoint` is a deployment that others run, which is
+    measured instead of our own engines. `notes` go to the report.
     """
 
     fleet: Fleet
@@ -53,7 +60,7 @@ class ValidationSetup:
     real_weights: bool = False
     seed: int = 0
     notes: tuple[str, ...] = ()
-    plan: tuple[Fleet, Trace] | None = None
+    plan: WholePlan | None = None
     endpoint: Endpoint | None = None
 
     @property
@@ -74,9 +81,10 @@ class ValidationSetup:
             file = self.config / "config.json" if self.config.is_dir() else self.config
             # A missing file is refused before vLLM starts (workers.model_folder).
             digest.update(file.read_bytes() if file.exists() else b"")
-        address = self.endpoint and {"url": self.endpoint.url, "model": self.endpoint.model}
+        endpoint = self.endpoint
+        address = {} if endpoint is None else {"url": endpoint.url, "model": endpoint.model}
         return {
-            **(address or {}),
+            **address,
             "sha256": digest.hexdigest(),
             "engine": self.engine,
             "config": str(self.config or ""),
@@ -88,7 +96,8 @@ class ValidationSetup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Validation:
-    """The results of a run; `engine_times` are the engines' own metrics (engine_scraper.py).
+    """The results of a run; `engine_times` are the engines' own metrics (engine_scraper.py). `steps` compares
+    the measured steps of each pool with its fit, and `corrections` are the fits corrected by them.
 
     Engines on a CPU have a clock of their own, which stands still while other processes have their core. The
     comparison `undisturbed` is by this clock; the fleet `as_run` has step times by the wall clock instead.
@@ -123,12 +132,12 @@ class Validation:
     @property
     def plan_fleet(self) -> Fleet:
         """The whole fleet of the plan, of which perhaps only a slice was validated."""
-        return self.setup.plan[0] if self.setup.plan else self.setup.fleet
+        return self.setup.plan.fleet if self.setup.plan else self.setup.fleet
 
     @property
     def plan_trace(self) -> Trace:
         """The requests for the whole fleet of the plan, of which perhaps only a part was sent."""
-        return self.setup.plan[1] if self.setup.plan else self.setup.trace
+        return self.setup.plan.trace if self.setup.plan else self.setup.trace
 
     @property
     def slo_holds(self) -> bool:
@@ -160,9 +169,9 @@ def analyse_run(setup: ValidationSetup, out: Path, tolerances: Tolerances) -> Va
     after, replanned = None, None
     if fit_corrections:
         corrected = step_fits.with_corrections(setup.fleet, fit_corrections)
-        after = compare_undisturbed(measurement, corrected, setup.slo, tolerances) or compare_with_simulation(
-            measurement, corrected, setup.slo, tolerances
-        )
+        after = compare_undisturbed(measurement, corrected, setup.slo, tolerances)
+        if after is None:  # The engines have no clocks of their own.
+            after = compare_with_simulation(measurement, corrected, setup.slo, tolerances)
         plan_fleet, plan_trace = setup.plan or (setup.fleet, setup.trace)
         replanned = replan(
             plan_fleet, step_fits.with_corrections(plan_fleet, fit_corrections), plan_trace, setup.slo
@@ -207,7 +216,7 @@ def as_deployed(setup: ValidationSetup, logs: Mapping[str, EngineLog]) -> Valida
     if deployed.title == planned.title:
         return setup
     note = f"The plan was made for {planned.title}; deployed here, and predicted, is {deployed.title}."
-    plan = setup.plan and (setup.plan[0].with_engines(as_logged), setup.plan[1])
+    plan = setup.plan and setup.plan._replace(fleet=setup.plan.fleet.with_engines(as_logged))
     fleet = setup.fleet.with_engines(as_logged)
     return replace(setup, fleet=fleet, plan=plan, notes=(*setup.notes, note))
 

@@ -110,18 +110,15 @@ def place_workers(
                 f"pool {pool.name[:80]!r}: its logs bear its name; use up to 64 letters, digits, - and _"
             )
         for name in pool.worker_names:
-            gpus_of_worker = pool.type.gpus
-            if gpu_count is not None and next_device + gpus_of_worker > gpu_count:
+            end_device = next_device + pool.type.gpus
+            if gpu_count is not None and end_device > gpu_count:
                 raise InputError(
                     f"the fleet needs {fleet.gpus} GPUs, this machine has {gpu_count}; validate a slice of "
                     "it with --slice, one worker of each type with its share of the traffic"
                 )
-            places.append(
-                WorkerPlace(
-                    name, pool, tuple(range(next_device, next_device + gpus_of_worker)), folder, log_bytes
-                )
-            )
-            next_device += gpus_of_worker
+            devices = tuple(range(next_device, end_device))
+            places.append(WorkerPlace(name, pool, devices, folder, log_bytes))
+            next_device = end_device
     return places
 
 
@@ -137,6 +134,8 @@ def free_port() -> int:
 
 class LiveWorker:
     """One engine and what the router needs of it; `run` keeps it alive until it is cancelled."""
+
+    can_change_role = True  # This process starts the engine itself (`router.Backend`).
 
     def __init__(
         self, place: WorkerPlace, commands: Commands, patience: Patience, note: Callable[[str, str], None]
@@ -154,8 +153,6 @@ class LiveWorker:
         self.role_requested = asyncio.Event()  # Set when `change_role` gives the place another role.
         self.process: asyncio.subprocess.Process | None = None
 
-    can_change_role = True  # This process starts the engine itself (`router.Backend`).
-
     def change_role(self, role: Role) -> None:
         """Have `run` stop the engine and start it again in this role; returns at once."""
         self.place = replace(self.place, pool=replace(self.place.pool, role=role))
@@ -171,15 +168,17 @@ class LiveWorker:
         failures = 0
         try:
             while True:
-                reason = await self._start() or await self._until_up()
-                if not reason:
+                reason = await self._start()
+                if not reason:  # The process runs.
+                    reason = await self._until_up()
+                if not reason:  # The engine is healthy.
                     up_s = time.monotonic()
                     self.is_up = True
                     self.start_settled.set()
                     self.note(self.place.name, UP.format(self.starts))
                     reason = await self._until_down()
                     self.is_up = False
-                    if self.role_requested.is_set():
+                    if not reason:
                         self.note(self.place.name, f"restarts as a {self.place.pool.role} worker")
                         await self._stop()
                         continue
@@ -283,7 +282,9 @@ class LiveWorker:
         return f"did not answer /health within {self.patience.start_s:g} s"
 
     async def _until_down(self) -> str:
-        """Wait until the engine can no longer serve, and return the reason."""
+        """Wait until the engine can no longer serve, and return the reason; an empty text if it is to serve
+        in another role.
+        """
         misses = 0
         assert self.process is not None
         exit_task = asyncio.ensure_future(self.process.wait())
@@ -297,7 +298,7 @@ class LiveWorker:
                         return_when=asyncio.FIRST_COMPLETED,
                     )
                     if role_task.done():
-                        return "turns"  # The caller restarts the engine in its new role.
+                        return ""
                     if exit_task.done():
                         return f"died ({_exit_text(exit_task.result())})"
                     misses = 0 if await self._is_healthy(client) else misses + 1
@@ -482,16 +483,16 @@ def _on_cpu(
         settings["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
     worker_cores = [cores[device % len(cores)] for device in place.devices]
     kv_gib = -(-int(KV_MARGIN * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)  # Rounded up.
-    # One rank runs in the engine core's own process: a worker process would poll shared memory all the time.
-    # Then the step log also has the CPU time of steps (STEP_CPU).
-    in_process = (
-        {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", launch.STEP_CPU: "1"}
-    )
-    return settings, in_process | {
+    environment = {
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(worker_cores),
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(max(kv_gib, 1)),
     }
+    if place.pool.type.gpus == 1:
+        # A single rank runs in the engine core's own process: a worker process would poll shared memory all
+        # the time. Then the step log also has the CPU time of steps.
+        environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", launch.STEP_CPU: "1"}
+    return settings, environment
 
 
 def rehearsal_commands(*, prefix_cache: bool = False, by_priority: bool = False) -> Commands:

@@ -39,14 +39,15 @@ from planner.simulator.offload_layout import NO_OFFLOAD
 
 # The routing policies that the form for ordinary fleets is compiled with.
 _ORDINARY_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
-# What the whole kernel gets for each of the OPTIONAL fields, in their order, if the fleet does not use it.
-_EMPTY_FIELDS = dict(
-    zip(
-        OPTIONAL,
-        (NO_CACHES, empty_field(DP_RANK), NO_ADAPTERS, NO_OUTPUTS, NO_OFFLOAD, empty_field(REQUEST_CLASS)),
-        strict=True,
-    )
-)
+# What the whole kernel gets for each of the OPTIONAL fields if the fleet does not use it.
+_EMPTY_FIELDS: dict[str, Any] = {
+    "caches": NO_CACHES,
+    "dp_ranks": empty_field(DP_RANK),
+    "adapters": NO_ADAPTERS,
+    "outputs": NO_OUTPUTS,
+    "offload": NO_OFFLOAD,
+    "classes": empty_field(REQUEST_CLASS),
+}
 
 
 def for_kernel(state: State) -> State:
@@ -63,9 +64,7 @@ def for_whole_kernel(state: State) -> State:
     A simulation that is paused while workers come and go needs this form from its first pause to its last,
     even if the state looks ordinary at one of them: requests may be held or lost.
     """
-    absent: dict[str, Any] = {
-        name: empty for name, empty in _EMPTY_FIELDS.items() if getattr(state, name) is None
-    }
+    absent = {name: _EMPTY_FIELDS[name] for name in OPTIONAL if getattr(state, name) is None}
     return state._replace(has=np.array([name not in absent for name in OPTIONAL]), **absent)
 
 
@@ -84,10 +83,12 @@ def is_ordinary(state: State) -> bool:
         and bool((types["form"] == FIVE_NUMBERS).all())
         and bool((types["batching"] == VLLM_V1).all())
         and bool((types["admission"] == GREEDY).all())
-        and bool((types["queue_order"] <= SRPT).all())
+        and bool(
+            (types["queue_order"] <= SRPT).all()
+        )  # By a fixed rank of each prompt (planner/policies.py).
         and not types["long_prefill_tokens"].any()
-        and bool((types["poll_steps"] <= 1).all())
-        and bool((state.lanes["width"] == 1).all())
+        and bool((types["poll_steps"] <= 1).all())  # Engines look for new requests after every step.
+        and bool((state.lanes["width"] == 1).all())  # A decode makes one token in a step.
         and bool((state.workers["status"] == IN_SERVICE).all())
         and bool((state.disturbances["kind"] == PAUSE).all())
     )

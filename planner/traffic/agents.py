@@ -21,6 +21,7 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -108,6 +109,25 @@ class Agents:
         return self.turns + (0.0 if sub is None else sub.per_task * sub.turns)
 
 
+class _Owner(NamedTuple):
+    """To which session, repository and task a request belongs, by number; -1 is no repository."""
+
+    session: int
+    repository: int
+    task: int
+
+
+class _DrawnRequest(NamedTuple):
+    """A request, which arrives `think_s` after its parents have been answered."""
+
+    input_tokens: int
+    output_tokens: int
+    session: int
+    repository: int
+    task: int
+    think_s: float
+
+
 @dataclass(slots=True)
 class _DrawnRequests:
     """Requests as they are drawn, agent by agent. A request arrives some time after all of its `parents`,
@@ -115,16 +135,13 @@ class _DrawnRequests:
     `first_s` has its index and arrival [s].
     """
 
-    # (input tokens, output tokens, session, repository, task, seconds after the parents) of each request.
-    rows: list[tuple[int, int, int, int, int, float]] = field(default_factory=list)
+    rows: list[_DrawnRequest] = field(default_factory=list)
     parents: list[tuple[int, ...]] = field(default_factory=list)
     first_s: list[tuple[int, float]] = field(default_factory=list)
 
-    def add(
-        self, tokens: tuple[int, int], owner: tuple[int, int, int], think_s: float, parents: tuple[int, ...]
-    ) -> int:
-        """Add a request of (input, output) tokens and (session, repository, task); returns its index."""
-        self.rows.append((*tokens, *owner, think_s))
+    def add(self, request: _DrawnRequest, parents: tuple[int, ...]) -> int:
+        """Add a request; returns its index."""
+        self.rows.append(request)
         self.parents.append(parents)
         return len(self.parents) - 1
 
@@ -164,9 +181,11 @@ class _Agent:
                 past_tasks = 0
                 repository = int(np.searchsorted(self.share_ends, rng.uniform()))
             pause_s = float(agents.idle.draw(rng, 1)[0])
-            owner = (self.session, repository, tasks)
+            owner = _Owner(self.session, repository, tasks)
             task_s, last_request, sessions = self._draw_task(owner, pause_s, last_request, sessions)
-            time_s = time_s + pause_s + task_s  # With `+=` the sum would be rounded in another order.
+            time_s = (
+                time_s + pause_s + task_s
+            )  # Not `+=`, which rounds otherwise: equal seeds draw equal traffic.
             tasks_left -= 1
             tasks += 1
         return sessions, tasks
@@ -183,9 +202,8 @@ class _Agent:
         if not tasks:
             return 0
         turns = int(self.rng.geometric(1 / self.agents.turns, tasks).sum())
-        tokens = int(
-            self._draw_lengths(self.input, turns).sum() + self._draw_lengths(self.output, turns).sum()
-        )
+        inputs, outputs = self._draw_lengths(self.input, turns), self._draw_lengths(self.output, turns)
+        tokens = int(inputs.sum() + outputs.sum())
         room_tokens = (self.agents.most_tokens - self.shared_tokens) // 2
         return min(tokens, int(self.rng.uniform(0, max(room_tokens, 1))))
 
@@ -193,9 +211,7 @@ class _Agent:
         """(count,): lengths [tokens] drawn from this distribution."""
         return lengths.of_scores(self.rng.standard_normal(count))
 
-    def _draw_task(
-        self, owner: tuple[int, int, int], pause_s: float, last: int, sessions: int
-    ) -> tuple[float, int, int]:
+    def _draw_task(self, owner: _Owner, pause_s: float, last: int, sessions: int) -> tuple[float, int, int]:
         """Draw the requests of a task after the request `last`. Returns the nominal seconds of the task, its
         last request and the next unused session number.
         """
@@ -213,7 +229,7 @@ class _Agent:
             if self.context_tokens + inputs[turn] + outputs[turn] > agents.most_tokens:
                 self.context_tokens = self._first_context()
                 self.session, sessions = sessions, sessions + 1
-                owner = (self.session, *owner[1:])
+                owner = owner._replace(session=self.session)
             last = self._add_turn(inputs[turn], outputs[turn], owner, think_s, parents)
             parents, think_s = (last,), tools_s[turn]
             took_s += outputs[turn] * NOMINAL_TOKEN_S + (think_s if turn + 1 < turns else 0.0)
@@ -224,12 +240,7 @@ class _Agent:
         return took_s, last, sessions
 
     def _add_turn(
-        self,
-        input_tokens: int,
-        output_tokens: int,
-        owner: tuple[int, int, int],
-        think_s: float,
-        parents: tuple[int, ...],
+        self, input_tokens: int, output_tokens: int, owner: _Owner, think_s: float, parents: tuple[int, ...]
     ) -> int:
         """Add a request on the present context, which grows by it up to `most_tokens`. Returns its index.
 
@@ -240,7 +251,7 @@ class _Agent:
         prompt_tokens = min(self.context_tokens + input_tokens, most - 1)
         output_tokens = min(output_tokens, most - prompt_tokens)
         self.context_tokens = prompt_tokens + output_tokens
-        return self.drawn.add((prompt_tokens, output_tokens), owner, think_s, parents)
+        return self.drawn.add(_DrawnRequest(prompt_tokens, output_tokens, *owner, think_s), parents)
 
     def _groups_of_turn(self, turns: int) -> Counter[int]:
         """The turns of a task that start sub-agents -> how many groups of `at_once` the turn starts."""
@@ -254,7 +265,7 @@ class _Agent:
         return Counter(self.rng.integers(0, turns - 1, groups).tolist()) if groups else Counter()
 
     def _draw_sub_agents(
-        self, owner: tuple[int, int, int], starter: int, sessions: int, groups: int
+        self, owner: _Owner, starter: int, sessions: int, groups: int
     ) -> tuple[tuple[int, ...], float]:
         """Draw the sub-agents that the request `starter` starts, `groups` times `at_once` of them. Returns
         the last request of each, and the nominal seconds of the longest.
@@ -272,7 +283,7 @@ class _Agent:
             for input_tokens, output_tokens, think_s in zip(
                 inputs.tolist(), outputs.tolist(), tools_s.tolist(), strict=True
             ):
-                sub_owner = (sessions + k, -1, owner[2])  # -1: a sub-agent has no repository.
+                sub_owner = _Owner(sessions + k, -1, owner.task)  # A sub-agent has no repository.
                 last = self._add_turn(input_tokens, output_tokens, sub_owner, think_s, (last,))
             ends.append(last)
             longest_s = max(longest_s, float(outputs.sum()) * NOMINAL_TOKEN_S + float(tools_s.sum()))
@@ -311,11 +322,12 @@ def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
     no time.
     """
     n = len(drawn.rows)
-    *whole_columns, think_s = (np.array(column) for column in zip(*drawn.rows, strict=True))
-    first, start_s = zip(*drawn.first_s, strict=True)
-    think_s[list(first)] = 0.0  # No pause before an agent's first request.
+    columns = dict(zip(_DrawnRequest._fields, map(np.array, zip(*drawn.rows, strict=True)), strict=True))
+    first, start_s = map(list, zip(*drawn.first_s, strict=True))
+    think_s = columns["think_s"]
+    think_s[first] = 0.0  # No pause before an agent's first request.
     arrivals_s = np.zeros(n)
-    arrivals_s[list(first)] = start_s
+    arrivals_s[first] = start_s
     arrival_s = np.array(_after_parents(arrivals_s.tolist(), think_s.tolist(), drawn.parents))
     # Requests at the same time keep the order in which they were drawn: parents before those that wait.
     order = np.lexsort((np.arange(n), arrival_s))
@@ -323,19 +335,20 @@ def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
     row_of[order] = np.arange(n)
     waiting = np.repeat(row_of, [len(parents) for parents in drawn.parents])
     waits = np.column_stack((waiting, row_of[list(itertools.chain.from_iterable(drawn.parents))]))
-    inputs, outputs, session, repository, task = (column[order] for column in whole_columns)
-    offsets, ids, block_tokens = _prompt_blocks(inputs, session, repository, agents)
+    columns = {name: column[order] for name, column in columns.items()}
+    inputs = columns["input_tokens"]
+    offsets, ids, block_tokens = _prompt_blocks(inputs, columns["session"], columns["repository"], agents)
     return Trace(
         name=name,
         arrival_s=arrival_s[order] - arrival_s[order[0]],
         input_tokens=inputs,
-        output_tokens=outputs,
+        output_tokens=columns["output_tokens"],
         prefix_offsets=offsets,
         prefix_ids=ids,
         prefix_block_tokens=block_tokens,
         after=sort_waits(waits),
-        think_s=think_s[order],
-        task=task,
+        think_s=columns["think_s"],
+        task=columns["task"],
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-NESTED = "hash_ids"  # In RAGPulse this column holds an object; its keys become columns of their own.
+NESTED = "hash_ids"  # In RAGPulse it holds an object, whose keys count as columns (hash_ids.user_input).
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ PUBLISHED = tuple(each.name for each in FORMATS[2:])  # The first two formats ar
 def is_known_format(names: Iterable[str]) -> bool:
     """Whether these names include all columns of one of FORMATS."""
     lower = {name.strip().lower() for name in names}
-    return any(all(name.lower() in lower for name in form.columns) for form in FORMATS)
+    return any(all(column.lower() in lower for column in each.columns) for each in FORMATS)
 
 
 def accepted_columns() -> str:
     """The headers of all formats with their names, on one line, for an error."""
-    return "; ".join(f"{','.join(f.columns)} ({f.name})" for f in FORMATS)
+    return "; ".join(f"{','.join(each.columns)} ({each.name})" for each in FORMATS)

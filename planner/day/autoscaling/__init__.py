@@ -87,14 +87,14 @@ def render(fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler
         files, readme = {}, _drop_section(readme, "kserve")
     else:
         files = scalable_pools.scale_pools(files, target, scale_targets, fleet, max_model_len, autoscaler)
-    written = _write_beside_target(fleet, max_model_len, target, autoscaler, scale_targets)
+    written = _write_controller(fleet, max_model_len, target, autoscaler, scale_targets)
     about = f"# {autoscaler.controller}, for {engine_command.one_line(fleet.llm.name)}.\n"
     for path, documents in written.files.items():
         files[path] = about + "---\n".join(map(to_yaml, documents))
     return {"README.md": readme + _write_readme(target, autoscaler, scale_targets, written), **files}
 
 
-def _write_beside_target(
+def _write_controller(
     fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget]
 ) -> WrittenManifests:
     """The controller's documents, with instructions and limits for README.md. Ray Serve and Dynamo have no
@@ -144,25 +144,14 @@ def _write_readme(
         ),
     ]
     if written.instructions:
-        lines += [
-            "",
-            "In place of the target's own:"
-            if knative_object.FILE in written.files
-            else "After the target's own:",
-            "",
-            *written.instructions,
-        ]
-    if begin := _initial_count_lines(target, scale_targets, autoscaler):
-        lines += ["", "Once, for the sizes at the beginning:", "", *begin]
-    lines += [
-        "",
-        "What it does not do:",
-        "",
-        *(
-            f"- {each}"
-            for each in (*written.limitations, *_limit_lines(target, autoscaler.controller, scale_targets))
-        ),
-    ]
+        replaces_target = knative_object.FILE in written.files
+        when = "In place of the target's own:" if replaces_target else "After the target's own:"
+        lines += ["", when, "", *written.instructions]
+    initial_counts = _initial_count_lines(target, scale_targets, autoscaler)
+    if initial_counts:
+        lines += ["", "Once, for the sizes at the beginning:", "", *initial_counts]
+    limitations = (*written.limitations, *_limit_lines(target, autoscaler.controller, scale_targets))
+    lines += ["", "What it does not do:", "", *(f"- {limitation}" for limitation in limitations)]
     return "\n".join(lines) + "\n"
 
 

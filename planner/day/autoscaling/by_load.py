@@ -1,7 +1,7 @@
 """The rules by load of our controller (controllers/planned.py) as recording rules in PromQL.
 
 A recording rule computes a series, called its record, from other series. The first two records below are of
-all pools, the others of one pool. In this module each record has a constant of the same name:
+all pools, the others of one pool. Each record has a constant of the same name in capitals:
 
 prompt, output   mean tokens of a request over the window of the rules
 token_work       what an output token adds to a worker's steps                             [s]
@@ -47,6 +47,14 @@ NOW, GROWTH = "fleetplan:pool_now_rps", "fleetplan:pool_growth"
 
 
 @dataclass(frozen=True, slots=True)
+class PoolsByWork:
+    """The names of the pools that compute prompts, and of those that make all output tokens but the first."""
+
+    prefilling: Sequence[str]
+    decoding: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class PoolRule:
     """A pool's LoadRule, and the seconds that tokens add to the steps of a worker.
 
@@ -88,18 +96,18 @@ def pool_rules_of(autoscaler: Autoscaler) -> tuple[PoolRule, ...]:
     return tuple(map(pool_rule, rules, knowledge.engines, knowledge.roles))
 
 
-def length_exprs(
-    rules: Sequence[PoolRule], prefilling: Sequence[str], decoding: Sequence[str]
-) -> Mapping[str, str]:
-    """The expressions of PROMPT and OUTPUT, by record; `prefilling` and `decoding` are names of pools."""
+def length_exprs(rules: Sequence[PoolRule], pools: PoolsByWork) -> Mapping[str, str]:
+    """The expressions of PROMPT and OUTPUT, by record."""
     window_s = math.ceil(max(rule.load_rule.window_s for rule in rules))
-    expr_by_record = {}
-    for name, tokens, pools in ((PROMPT, PROMPT_TOKENS, prefilling), (OUTPUT, OUTPUT_TOKENS, decoding)):
-        # Each request has one first token, so first tokens count requests.
-        requests = per_s(FIRST_TOKENS, prefilling, window_s)
-        # Without a request in the window the mean counts as 0.
-        expr_by_record[name] = f"{per_s(tokens, pools, window_s)} / ({requests} > 0) or vector(0)"
-    return expr_by_record
+    # Each request has one first token, so first tokens count requests.
+    requests = per_s(FIRST_TOKENS, pools.prefilling, window_s)
+    prompt_tokens = per_s(PROMPT_TOKENS, pools.prefilling, window_s)
+    output_tokens = per_s(OUTPUT_TOKENS, pools.decoding, window_s)
+    # Without a request in the window a mean counts as 0.
+    return {
+        PROMPT: f"{prompt_tokens} / ({requests} > 0) or vector(0)",
+        OUTPUT: f"{output_tokens} / ({requests} > 0) or vector(0)",
+    }
 
 
 def load_exprs(
@@ -109,18 +117,16 @@ def load_exprs(
     rule: PoolRule,
     expected_expr: str,
     now_expr: str,
-    prefilling: Sequence[str],
-    decoding: Sequence[str],
+    pools: PoolsByWork,
 ) -> dict[str, str]:
     """The expressions of the pool of `scale_target`, by record; the last record is its load. `app` is the
     name of the LLM in labels.
 
     `expected_expr` is the highest rate expected up to `ahead_s` from now, `now_expr` the rate expected now.
-    `prefilling` and `decoding` are names of pools.
     """
     settings: FleetplanSettings = autoscaler.settings
     span_s = math.ceil(whole_span_s(autoscaler, rule))
-    memory_s = max(read_memory_s(autoscaler, rule), span_s)
+    memory_s = max(rule_memory_s(autoscaler, rule), span_s)
     prompt, output = (f"sum({llm_series(name, app)})" for name in (PROMPT, OUTPUT))
     token_work, request_work, now, growth = (
         f"sum({pool_series(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, NOW, GROWTH)
@@ -131,14 +137,14 @@ def load_exprs(
     # In the expressions below, `!r` writes all digits of a number.
     if rule.prompt_token_s:
         request_terms.append(f"{rule.prompt_token_s!r} * {prompt}")
-        work_terms.append(f"{rule.prompt_token_s!r} * {per_s(PROMPT_TOKENS, prefilling, range_s)}")
+        work_terms.append(f"{rule.prompt_token_s!r} * {per_s(PROMPT_TOKENS, pools.prefilling, range_s)}")
     if rule.output_token_s or rule.context_token_s:
         # The mean context of an output token is the prompt and half of the answer.
         expr_by_record[TOKEN_WORK] = (
             f"{rule.output_token_s!r} + {rule.context_token_s!r} * ({prompt} + {output} / 2)"
         )
         request_terms.append(f"{output} * {token_work}")
-        work_terms.append(f"{per_s(OUTPUT_TOKENS, decoding, range_s)} * {token_work}")
+        work_terms.append(f"{per_s(OUTPUT_TOKENS, pools.decoding, range_s)} * {token_work}")
     # Without a rate now there is no ratio of rates, and growth is 1.
     expr_by_record |= {
         REQUEST_WORK: " + ".join(request_terms),
@@ -153,7 +159,7 @@ def load_exprs(
     expr_by_record[LOAD] = f"{1 + settings.headroom_frac:.12g} * {growth} * sum({work})"
     if drain_s := math.ceil(settings.drain_s):
         # Negative where fewer prompts wait than there are workers.
-        waiting = waiting_beyond_one(prefilling)
+        waiting = waiting_beyond_one(pools.prefilling)
         expr_by_record[LOAD] += f" + clamp_min({waiting}, 0) / {drain_s} * {request_work}"
     return expr_by_record
 
@@ -181,7 +187,7 @@ def whole_span_s(autoscaler: Autoscaler, rule: PoolRule) -> float:
     return math.ceil(rule.load_rule.span_s / every_s - ROUNDING) * every_s
 
 
-def read_memory_s(autoscaler: Autoscaler, rule: PoolRule) -> int:
+def rule_memory_s(autoscaler: Autoscaler, rule: PoolRule) -> int:
     """The time before now over which the load is a percentile of work [s]; by default the rule's window."""
     memory_s: float | None = autoscaler.settings.memory_s
     if memory_s is None:
@@ -200,6 +206,6 @@ def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str,
         "Seconds of work per prompt token and per output token are written into the rules. The context of an "
         "output token is the mean of the last window; the simulation took that of each span. Another GPU, "
         "model or engine setting needs other rules: plan again.",
-        f"Metrics come every {monitoring.SCRAPE_S} s, so a span as short lies between two scrapes: if one of "
-        "them is lost, the worker is missing from that span.",
+        f"Metrics come every {monitoring.SCRAPE_S} s. A span no longer than that lies between two scrapes: "
+        "if one of them is lost, the worker's load is missing from that span.",
     )

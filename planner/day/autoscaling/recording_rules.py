@@ -103,7 +103,7 @@ def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app:
         SHARE: f"clamp({now} / {season_ago}, {1 / MOST_SEASON_RATIO:.12g}, {MOST_SEASON_RATIO:.12g})",
     }
     if load_rules:
-        llm_exprs |= by_load.length_exprs(load_rules, _prefilling_pools(targets), _decoding_pools(targets))
+        llm_exprs |= by_load.length_exprs(load_rules, _pools_by_work(targets))
     records = [recording_rule(name, expr, {LLM: app}) for name, expr in llm_exprs.items()]
     labels = {target.name: {LLM: app, prometheus_queries.POOL: target.name} for target in targets}
     nodes = node_filling.nodes_of(autoscaler)
@@ -160,8 +160,7 @@ def _pool_exprs(
             load_rules[number],
             expected,
             _expected_now(autoscaler, app),
-            prefilling,
-            _decoding_pools(targets),
+            _pools_by_work(targets),
         )
         expr_by_record[ASKED] = by_load.worker_steps_expr(
             load_rules[number], f"sum({pool_series(by_load.LOAD, app, target)})"
@@ -181,9 +180,10 @@ def _prefilling_pools(targets: Sequence[ScaleTarget]) -> list[str]:
     return [target.name for target in targets if target.pool.role != "decode"]
 
 
-def _decoding_pools(targets: Sequence[ScaleTarget]) -> list[str]:
-    """The names of the pools that make all output tokens after the first."""
-    return [target.name for target in targets if target.pool.role != "prefill"]
+def _pools_by_work(targets: Sequence[ScaleTarget]) -> by_load.PoolsByWork:
+    """The names of the pools that compute prompts, and of those that make output tokens."""
+    decoding = [target.name for target in targets if target.pool.role != "prefill"]
+    return by_load.PoolsByWork(_prefilling_pools(targets), decoding)
 
 
 def _setting_s(autoscaler: Autoscaler, name: str) -> float:

@@ -127,13 +127,13 @@ def latency_schema() -> Schema:
         )
         for name, (_, list_keys, number_keys) in fits.FORMS.items()
     ]
-    list_keys = ("knots_tokens", "f_s", fits.JOINT)
-    number_keys = (*fits.NUMBERS, *fits.OPTIONAL, fits.MIXED)
+    list_keys = ("knots_tokens", "f_s", "joint_s")
+    number_keys = (*fits.NUMBERS, *fits.OPTIONAL, "m_s")
     schemas: dict[str, Schema] = {
         "tp": COUNT,
-        fits.EP: FLAG,
-        fits.DP: COUNT,
-        fits.ALL2ALL: {"type": "string"},
+        "ep": FLAG,
+        "dp": COUNT,
+        "all2all": {"type": "string"},
         "basis": TEXT,
         "kind": TEXT,
         "errors": {"type": "object"},
