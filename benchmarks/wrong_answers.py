@@ -52,7 +52,7 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Conditions, Problem
-from planner.simulator.measured_values import value_s
+from planner.simulator.measured_values import metric_percentile_s
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge_slo
 from planner.solvers.master import Option
@@ -307,10 +307,17 @@ def _burst_question(rng: np.random.Generator, catalog: Catalog) -> tuple[PlanQue
         decode = Pool("dec", "decode", _one(rng, back).type, int(rng.integers(1, 4)))
         prefill = Pool("pre", "prefill", _one(rng, front).type, int(rng.integers(1, 4)))
         simulation = simulate(Fleet(problem.llm, (prefill, decode)), problem.trace, record=True)
-        ttft_s, tbt_s = value_s(simulation, "ttft", 0.9), value_s(simulation, "tbt", 0.99)
+        ttft_s, tbt_s = (
+            metric_percentile_s(simulation, "ttft", 0.9),
+            metric_percentile_s(simulation, "tbt", 0.99),
+        )
         at_once = replace(prefill, type=instant(prefill.type, trace), count=1)
         simulation = simulate(Fleet(problem.llm, (at_once, decode)), problem.trace, record=True)
-        if ttft_s < 60 and value_s(simulation, "tbt", 0.99) > 1.1 * tbt_s and tbt_s < 0.9 * chunk_s:
+        if (
+            ttft_s < 60
+            and metric_percentile_s(simulation, "tbt", 0.99) > 1.1 * tbt_s
+            and tbt_s < 0.9 * chunk_s
+        ):
             break
     else:
         return _burst_question(rng, catalog)

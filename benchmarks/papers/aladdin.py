@@ -40,7 +40,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import worker_memory
 from planner.runtime.live_routing import LiveFleet
-from planner.simulator.measured_values import value_s
+from planner.simulator.measured_values import metric_percentile_s
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
@@ -94,7 +94,7 @@ def run(kind: WorkerType, trace: Trace, policies: Policies, count: int) -> Simul
 
 
 def holds(result: Simulation) -> bool:
-    return value_s(result, "tpot", SHARE) <= ATGT_S
+    return metric_percentile_s(result, "tpot", SHARE) <= ATGT_S
 
 
 def fewest(kind: WorkerType, trace: Trace, policies: Policies) -> int:
@@ -171,7 +171,9 @@ def figure9() -> None:
                 kind = worker(name, card, size, budget=4096)
                 result = simulate(Fleet(llm, (Pool("m", "mixed", kind, 4 // size),), policies), trace)
                 kept = (result.ttft_s <= ttft_s) & ~(result.tpot_s > tpot_s)
-                cells.append(f"{100 * kept.mean():5.1f} {1e3 * value_s(result, 'tpot', 0.99):6.1f}")
+                cells.append(
+                    f"{100 * kept.mean():5.1f} {1e3 * metric_percentile_s(result, 'tpot', 0.99):6.1f}"
+                )
             print(f"{name:12} {card:9} {rate_rps:5}   {'   '.join(cells)}")
 
 
@@ -185,8 +187,8 @@ def figure11() -> None:
         def fails(count: int) -> bool:
             fleet = Fleet(LLM, (Pool("m", "mixed", kind, count),), policies)
             result = simulate(fleet, trace)
-            late = value_s(result, "ttft", SHARE) > ttft_s
-            return late or value_s(result, "tpot", SHARE) > tpot_s
+            late = metric_percentile_s(result, "ttft", SHARE) > ttft_s
+            return late or metric_percentile_s(result, "tpot", SHARE) > tpot_s
 
         low, high = 0, MOST
         while high - low > 1:

@@ -34,7 +34,7 @@ from planner.models.latency import StepLatency
 from planner.papers import distserve_search as placement
 from planner.papers.goodput import find_goodput
 from planner.papers.goodput import poisson_traffic as of_lengths
-from planner.simulator.measured_values import value_s
+from planner.simulator.measured_values import metric_percentile_s
 from planner.simulator.replay import simulate
 
 LLM = CATALOG.llm("llama-2-13b")
@@ -58,8 +58,8 @@ def goodput_rps(
         n = int(max(REQUESTS, 120 * rate_rps))
         trace = poisson(rate_rps, np.full(n, 512), np.full(n, output_tokens))
         result = simulate(fleet, trace)
-        tpot_s = 0.0 if output_tokens == 1 else value_s(result, "tpot", 0.9)
-        return value_s(result, "ttft", 0.9) <= TTFT_S and tpot_s <= TPOT_S
+        tpot_s = 0.0 if output_tokens == 1 else metric_percentile_s(result, "tpot", 0.9)
+        return metric_percentile_s(result, "ttft", 0.9) <= TTFT_S and tpot_s <= TPOT_S
 
     return most(holds, 0.1, 200.0)
 

@@ -46,7 +46,7 @@ from planner.reports.prefix_values import keep_alive_text
 from planner.search.prefixes.keep_alive import times_of_use_s
 from planner.search.prefixes.pinning import Pinning
 from planner.search.prefixes.prefix_placing import Leaf, leaves_of
-from planner.simulator.measured_values import value_s
+from planner.simulator.measured_values import metric_percentile_s
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
@@ -91,7 +91,7 @@ def run(llm: str, pool: Pool, trace: Trace, routing: str, pinning: Pinning) -> S
 
 def show(name: str, result: Simulation, planned: str = "") -> None:
     print(
-        f"  {name:16} TTFT p99 {value_s(result, 'ttft', 0.99):7.2f} s, "
+        f"  {name:16} TTFT p99 {metric_percentile_s(result, 'ttft', 0.99):7.2f} s, "
         f"{100 * (result.token_hit_frac or 0):.1f} % hit{planned}"
     )
 
@@ -104,7 +104,7 @@ def fewest() -> None:
         for count in range(2, MOST + 1):
             pool = Pool("mixed", "mixed", kind, count)
             result = run(llm, pool, trace, routing, pinning)
-            if value_s(result, "ttft", 0.99) <= TTFT_S or count == MOST:
+            if metric_percentile_s(result, "ttft", 0.99) <= TTFT_S or count == MOST:
                 plan = pinning.with_session_hits((pool,))(pool)
                 planned = f", {100 * plan.hit_frac:.1f} % planned" if routing == PINNED else ""
                 show(f"{routing} {count}", result, planned)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.papers.common import CATALOG, in_seconds, worker
 from planner.fleet import Fleet, Policies, Pool
-from planner.simulator.measured_values import value_s
+from planner.simulator.measured_values import metric_percentile_s
 from planner.simulator.replay import simulate
 from planner.traffic.trace_reading import read_trace
 
@@ -36,11 +36,11 @@ def main() -> None:
             pool = Pool("a100", "mixed", worker(LLM, "a100-80g", 4, budget=budget), 1)
             fleet = Fleet(CATALOG.llm(LLM), (pool,), Policies(batching=batching))
             result = simulate(fleet, in_seconds(trace, rate_rps), record=True)
-            ttft = [value_s(result, "ttft", p) for p in (0.5, 0.99)]
-            tbt = [1e3 * value_s(result, "tbt", p) for p in (0.5, 0.99, 1.0)]
+            ttft = [metric_percentile_s(result, "ttft", p) for p in (0.5, 0.99)]
+            tbt = [1e3 * metric_percentile_s(result, "tbt", p) for p in (0.5, 0.99, 1.0)]
             print(
                 f"{rate_rps:4.1f}  {batching:8} {budget:5}   {ttft[0]:9.2f} {ttft[1]:8.2f}   "
-                f"{tbt[0]:9.0f} {tbt[1]:6.0f} {tbt[2]:7.0f}   {value_s(result, 'e2e', 0.5):9.1f}"
+                f"{tbt[0]:9.0f} {tbt[1]:6.0f} {tbt[2]:7.0f}   {metric_percentile_s(result, 'e2e', 0.5):9.1f}"
             )
 
 

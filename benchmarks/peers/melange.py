@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from planner.documents.allocation_file import parse_instance
-from planner.solvers.allocation import Allocation, Instance, allocate
+from planner.solvers.allocation import Allocation, AllocationInstance, allocate
 
 TOLERANCE = 1e-6  # Constraints and costs may be off by so much, as solvers round.
 
 
-def broken(asked: Instance, found: Allocation) -> str | None:
+def broken(asked: AllocationInstance, found: Allocation) -> str | None:
     """The first constraint that an answer does not keep."""
     busy, counts = asked.rate_rps > 0, np.array(found.counts)
     share, k = found.share[busy], asked.sustained_rps[busy]

@@ -151,8 +151,8 @@ def read_fit(
 ) -> tuple[Section, Section]:
     """The whole file, and its one fit of `tp` GPUs and `dp` ranks: a row of `fits`, or the file itself if it
     is one fit. A row without `tp`, `dp` or `all2all` matches any value of that key. If several rows match,
-    those with the key `dp` are taken (for more than one rank), and of these the one with this `ep`. Raises InputError if
-    not exactly one row is left.
+    those with the key `dp` are taken (for more than one rank), and of these the one with this `ep`. Raises
+    InputError if not exactly one row is left.
     """
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = check_rows(file.get("fits", [dict(file.values)]), file.path_of("fits"), "fits")

@@ -122,7 +122,8 @@ def _formulate(
     buckets, types = np.flatnonzero(r > 0).tolist(), range(len(c))
     category = "Integer" if is_integer else "Continuous"
     if may_exceed_stock:
-        is_used, most = np.ones(len(c), bool), [None for _ in types]
+        is_used = np.ones(len(c), bool)
+        most: list[int | None] = [None] * len(c)
     else:
         is_used = _undominated(instance)
         most = [instance.stock[j] if is_used[j] else 0 for j in types]
