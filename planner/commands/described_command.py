@@ -59,16 +59,16 @@ def question_document(options: Mapping[str, str], *, has_trace: bool) -> dict[st
                     "1500 --output 300, or what requests are like, such as --task chat (plan catalog "
                     "tasks), or --trace FILE"
                 )
-    traffic = {
-        name: (space_unit if name == "duration" else parse_plain)(options[name])
-        for name in ("rate", *DESCRIBING)
-        if name in options
-    }
+    traffic = {}
+    for name in ("rate", *DESCRIBING):
+        if name in options:
+            parse = space_unit if name == "duration" else parse_plain
+            traffic[name] = parse(options[name])
     document: dict[str, Any] = {"llm": options["llm"], "slo": slo, "traffic": traffic}
     if "objective" in options:
         document["objective"] = options["objective"]
-    if gpus := parse_stock(options["gpus"]) if "gpus" in options else []:
-        document["fleet"] = {"gpus": gpus}
+    if "gpus" in options:
+        document |= _parse_gpus(options["gpus"])
     if "safety" in options:
         document["safety"] = parse_safety(options["safety"])
     return document
@@ -140,11 +140,12 @@ def parse_stock(text: str) -> list[str] | dict[str, int]:
 
 def _gpu_and_count(name: str) -> str | None:
     """'h100:4' for '4xH100', '4 x h100' and 'h100x4'; None for any other name."""
-    if match := re.fullmatch(
-        r"(\d{1,3}) ?[x×*] ?([a-z][\w-]*)|([a-z][\w-]*) ?[x×*] ?(\d{1,3})", name.lower()
+    for pattern in (
+        r"(?P<count>\d{1,3}) ?[x×*] ?(?P<gpu>[a-z][\w-]*)",
+        r"(?P<gpu>[a-z][\w-]*) ?[x×*] ?(?P<count>\d{1,3})",
     ):
-        first_count, first_name, last_name, last_count = match.groups()
-        return f"{first_name or last_name}:{first_count or last_count}"
+        if match := re.fullmatch(pattern, name.lower()):
+            return f"{match['gpu']}:{match['count']}"
     return None
 
 
@@ -198,7 +199,7 @@ def init(
     ask(
         "LLM: a name (plan catalog llms), or a path to its config.json",
         "meta-llama/Llama-3.1-70B",
-        _parse_llm,
+        lambda text: {"llm": text},
     )
     ask(
         f"traffic: requests/s and a task ({', '.join(catalog_rows.tasks)}),\n"
@@ -226,10 +227,6 @@ def _read_answer(question: str, default: str) -> str:
         typer.echo("", err=True)
         raise InputError(f"{question.partition(':')[0]}: no answer, the input has ended; give five lines")
     return line.strip() or default
-
-
-def _parse_llm(text: str) -> dict[str, Any]:
-    return {"llm": text}
 
 
 def _parse_traffic(text: str) -> dict[str, Any]:
@@ -261,4 +258,5 @@ def _parse_slo(text: str) -> dict[str, Any]:
 
 def _parse_gpus(text: str) -> dict[str, Any]:
     """The section `fleet` with these GPUs; empty for "any"."""
-    return {"fleet": {"gpus": gpus}} if (gpus := parse_stock(text)) else {}
+    gpus = parse_stock(text)
+    return {"fleet": {"gpus": gpus}} if gpus else {}

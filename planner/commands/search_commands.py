@@ -149,7 +149,9 @@ def _fleet_or_plan(plan: Path | None, fleet: Path | None, slo: Path | None) -> P
     """
     from planner.api.inputs import is_plan_folder
 
-    if (file := plan or fleet) is None or (plan is not None and fleet is not None):
+    file = plan or fleet
+    has_both = plan is not None and fleet is not None
+    if file is None or has_both:
         raise InputError("expected PLAN, or --fleet, not both: plan goodput out/plan.yaml")
     if slo is None and not is_plan_folder(file):
         raise InputError(f"--slo is missing, and {file} is no plan: it has no certificate.json beside it")

@@ -81,20 +81,17 @@ def counted_singly_caveat(market: Market, catalog: Catalog) -> str:
     kind do not fill. Empty if there are none.
     """
     rented = {offer.gpu for offer in market.offers if offer.on_demand_usd_per_h is not None}
-    counts = {pair for worker in market.worker_types for pair in worker.gpu_counts.items()}
-    split = sorted(
-        {
-            f"{name} by {node.gpus}"
-            for name, gpus in counts
-            if name in rented and name in catalog.gpus and (node := node_of(catalog.gpus[name])) is not None
-            if gpus % node.gpus
-        }
-    )
+    split: set[str] = set()
+    for worker_type in market.worker_types:
+        for name, gpus in worker_type.gpu_counts.items():
+            node = node_of(catalog.gpus[name]) if name in rented and name in catalog.gpus else None
+            if node is not None and gpus % node.gpus:
+                split.add(f"{name} by {node.gpus}")
     if not split:
         return ""
     return (
         "GPUs in use are counted, not the idle ones of whole nodes, in which the catalog sells "
-        f"{' and '.join(split)}"
+        f"{' and '.join(sorted(split))}"
     )
 
 
@@ -170,39 +167,60 @@ def offer_documents(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None
     else the plan has, are offered as reserved ones at the price of their electricity. If the GPU is also
     reserved for a price, the owned ones have a line of their own.
     """
-    names = {pool["gpu"] for pool in plan["workers"]}
+    rented_offer = _rented_offer(plan, gpu, task)
+    owned, stock = _owned_gpus(plan, gpu, task), _usable_gpus(plan, gpu, task)
+    stock_line = {} if stock is None else {"stock": stock}
+    if not owned:
+        return {gpu.name: rented_offer | stock_line}
+    owned_usd_per_h = _electricity_usd_per_h(plan, gpu, gpu.name + OWNED)
+    owned_offer: Document = {"reserved": f"{owned_usd_per_h:.12g} usd/h", "owned": owned}
+    if "reserved" not in rented_offer:
+        return {gpu.name: rented_offer | owned_offer | stock_line}
+    if stock is None:
+        return {gpu.name: rented_offer, gpu.name + OWNED: owned_offer}
+    if stock <= owned:  # None is rented.
+        return {gpu.name: owned_offer | stock_line}
+    return {gpu.name: rented_offer | {"stock": stock - owned}, gpu.name + OWNED: owned_offer}
 
-    def electricity_usd_per_h(name: str) -> float:
-        usd_per_kwh = plan.get("electricity", {}).get(name, "0 usd/kWh")
-        return gpu.power_w / 1e3 * parse_quantity(usd_per_kwh, "usd_per_kwh", where="electricity")
 
-    usd_per_h = _written_usd_per_h(plan, gpu, task) + electricity_usd_per_h(gpu.name)
-    if len(gpus_of_plan(plan)) == 1 and not any(map(payment_suffix, names)):
+def _rented_offer(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> Document:
+    """The prices of a rented GPU, with electricity: on demand or, if the task reserves it, reserved."""
+    electricity_usd_per_h = _electricity_usd_per_h(plan, gpu, gpu.name)
+    usd_per_h = _written_usd_per_h(plan, gpu, task) + electricity_usd_per_h
+    if len(gpus_of_plan(plan)) == 1 and not any(payment_suffix(pool["gpu"]) for pool in plan["workers"]):
         # The average of the bill has the electricity too.
         usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
-    is_reserved = task is not None and (gpu.name in task.reserved or gpu.base in task.reserved)
-    offer: Document = {"reserved" if is_reserved else "on_demand": f"{usd_per_h:.12g} usd/h"}
-    on_demand = {} if task is None else task.on_demand_usd_per_h
-    if is_reserved and (on_demand_usd_per_h := on_demand.get(gpu.name, on_demand.get(gpu.base))) is not None:
-        paid_usd_per_h = on_demand_usd_per_h + electricity_usd_per_h(gpu.name)
-        offer |= {"on_demand": f"{paid_usd_per_h:.12g} usd/h"}
-    owned = sum(
-        pool["count"] * _gpus_of_worker(pool) for pool in plan["workers"] if pool["gpu"] == gpu.name + OWNED
-    )
+    if task is None or not (gpu.name in task.reserved or gpu.base in task.reserved):
+        return {"on_demand": f"{usd_per_h:.12g} usd/h"}
+    offer: Document = {"reserved": f"{usd_per_h:.12g} usd/h"}
+    on_demand = task.on_demand_usd_per_h
+    on_demand_usd_per_h = on_demand.get(gpu.name, on_demand.get(gpu.base))
+    if on_demand_usd_per_h is not None:
+        offer["on_demand"] = f"{on_demand_usd_per_h + electricity_usd_per_h:.12g} usd/h"
+    return offer
+
+
+def _electricity_usd_per_h(plan: Mapping[str, Any], gpu: Gpu, name: str) -> float:
+    """What the electricity of a GPU costs at the price that the plan has under this name, @owned or not."""
+    usd_per_kwh = plan.get("electricity", {}).get(name, "0 usd/kWh")
+    return gpu.power_w / 1e3 * parse_quantity(usd_per_kwh, "usd_per_kwh", where="electricity")
+
+
+def _owned_gpus(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> int:
+    """How many of this GPU are owned: as many as the task has, or else the plan."""
     if task is not None:
-        owned = task.owned.get(gpu.name, 0)
+        return task.owned.get(gpu.name, 0)
+    owned_pools = [pool for pool in plan["workers"] if pool["gpu"] == gpu.name + OWNED]
+    return sum(pool["count"] * _gpus_of_worker(pool) for pool in owned_pools)
+
+
+def _usable_gpus(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> int | None:
+    """How many of this GPU the task's stock and its limit on GPUs allow; None if they say nothing."""
+    if task is None:
+        return None
     worker_gpus = {_gpus_of_worker(pool) for pool in plan["workers"] if row_of(pool["gpu"]) == gpu.name}
-    counts = [] if task is None else [task.stock_of(gpu, worker_gpus), _gpus_in_limit(plan, gpu.name, task)]
-    stock = min((count for count in counts if count is not None), default=None)
-    owned_offer = {"reserved": f"{electricity_usd_per_h(gpu.name + OWNED):.12g} usd/h", "owned": owned}
-    if owned and not is_reserved:
-        offer |= owned_offer
-    elif owned and stock is not None and stock <= owned:
-        return {gpu.name: owned_offer | {"stock": stock}}
-    elif owned:
-        rented = {} if stock is None else {"stock": stock - owned}
-        return {gpu.name: offer | rented, gpu.name + OWNED: owned_offer}
-    return {gpu.name: offer | ({} if stock is None else {"stock": stock})}
+    counts = (task.stock_of(gpu, worker_gpus), _gpus_in_limit(plan, gpu.name, task))
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _gpus_in_limit(plan: Mapping[str, Any], gpu: str, task: PlanQuestion) -> int | None:

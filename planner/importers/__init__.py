@@ -7,7 +7,7 @@ A profile becomes a `StepTable` (times of engine steps), an end-to-end benchmark
 `planner.calibrate.measured_runs` corrects a fit by either of the two.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,47 +57,37 @@ Reader = Callable[[Sequence[Path], StatedSetup, Catalog], "StepTable | MeasuredR
 class ForeignFormat:
     """How a format is read, and how a file of it is recognised.
 
-    A file is of the format if it has all keys or columns of one of the sets in `marks`. If `needs_file` is
+    A file is of the format if it has all keys or columns of one of the groups in `marks`. If `needs_file` is
     False, `read` also takes an empty list of files: AIConfigurator brings its kernel tables itself. `inside`
     are patterns of the files in a folder of results; the first pattern that matches any file is used.
     """
 
     read: Reader
-    marks: tuple[frozenset[str], ...]
+    marks: Sequence[Iterable[str]]
     needs_file: bool = True
     inside: tuple[str, ...] = ()
 
 
 # `detect_format` takes the first row whose marks a file has.
 FORMATS: Mapping[str, ForeignFormat] = {
-    "splitwise": ForeignFormat(splitwise_tables.read, (frozenset(splitwise_tables.COLUMNS),)),
-    "vidur": ForeignFormat(vidur_tables.read, tuple(frozenset(columns) for columns in vidur_tables.MARKS)),
-    "llmservingsim": ForeignFormat(
-        llmservingsim.read, tuple(frozenset(columns) for columns in llmservingsim.MARKS)
-    ),
+    "splitwise": ForeignFormat(splitwise_tables.read, [splitwise_tables.COLUMNS]),
+    "vidur": ForeignFormat(vidur_tables.read, vidur_tables.MARKS),
+    "llmservingsim": ForeignFormat(llmservingsim.read, llmservingsim.MARKS),
     "vllm-bench-serve": ForeignFormat(
-        vllm_serve.read, (frozenset(vllm_serve.MARKS),), inside=("**/run=*.json", ANY_JSON)
+        vllm_serve.read, [vllm_serve.MARKS], inside=("**/run=*.json", ANY_JSON)
     ),
-    "vllm-bench-latency": ForeignFormat(vllm_latency.read, (frozenset(vllm_latency.MARKS),)),
-    "guidellm": ForeignFormat(
-        guidellm.read, (frozenset(guidellm.MARKS),), inside=("**/benchmarks.json", ANY_JSON)
-    ),
+    "vllm-bench-latency": ForeignFormat(vllm_latency.read, [vllm_latency.MARKS]),
+    "guidellm": ForeignFormat(guidellm.read, [guidellm.MARKS], inside=("**/benchmarks.json", ANY_JSON)),
     "aiperf": ForeignFormat(
-        aiperf.read,
-        tuple(frozenset(marks) for marks in aiperf.MARKS),
-        inside=("**/profile_export_aiperf.json", "**/profile_export.jsonl"),
+        aiperf.read, aiperf.MARKS, inside=("**/profile_export_aiperf.json", "**/profile_export.jsonl")
     ),
     "inference-perf": ForeignFormat(
-        inference_perf.read, (frozenset(inference_perf.MARKS),), inside=("**/stage_*_lifecycle_metrics.json",)
+        inference_perf.read, [inference_perf.MARKS], inside=("**/stage_*_lifecycle_metrics.json",)
     ),
-    "aiconfigurator": ForeignFormat(
-        aiconfigurator.read, (frozenset(aiconfigurator.COLUMNS),), needs_file=False
-    ),
+    "aiconfigurator": ForeignFormat(aiconfigurator.read, [aiconfigurator.COLUMNS], needs_file=False),
     # Marks of Prometheus' answers in JSON; `_keys_or_columns` recognises its text.
-    "prometheus": ForeignFormat(
-        prometheus_scrape.read, (frozenset({"status", "data"}), frozenset({"metric", "values"}))
-    ),
-    "csv": ForeignFormat(generic.read, (frozenset(generic.COLUMNS),)),
+    "prometheus": ForeignFormat(prometheus_scrape.read, [("status", "data"), ("metric", "values")]),
+    "csv": ForeignFormat(generic.read, [generic.COLUMNS]),
 }
 
 
@@ -159,7 +149,7 @@ def detect_format(path: Path) -> str:
     if names is None:
         return "prometheus"
     for name, row in FORMATS.items():
-        if any(marks <= names for marks in row.marks):
+        if any(names.issuperset(marks) for marks in row.marks):
             return name
     listed_names = ", ".join(sorted(names)[:MOST_LISTED_NAMES])
     raise InputError(

@@ -16,7 +16,8 @@ Data   |c|    GPUs of an instance of type c
                       (p, d)* = argmax g(p + d) / (|p| + |d|),   n = m = ceil(R / g(p + d))
   free_counts     n and m are decided together with p and d, on the whole fleet at the whole rate:
                       min n |p| + m |d|   s.t.  n x p + m x d keep the SLO at R, the KV moved over the network
-                  This is level 0 of the planner with GPUs as its objective; exact among the types and counts.
+                  This is the planner's level 0 (glossary) with GPUs as its objective; exact among the types
+                  and counts.
 
 DistServe's program has one search: low_affinity with its own rule (benchmarks/distserve_search.py). The
 program knows only pairs of one prefill and one decode instance, and moves KV in no time. Algorithm 1
@@ -178,7 +179,7 @@ def prefill_alone(setting: ServingSetting, prefill: WorkerType, count: int = 1) 
 def decode_alone(setting: ServingSetting, decode: WorkerType) -> Fleet:
     """An instance behind a prefill that takes no time."""
     instant = replace(decode, latency=INSTANT, form=NO_TIME, kv_tokens=NEVER_FULL_TOKENS, tp=1, pp=1)
-    return pair_fleet(setting, instant, decode, counts=(1, 1), network=NO_LINK)
+    return pair_fleet(setting, instant, decode, network=NO_LINK)
 
 
 def first_tokens(traffic: Traffic) -> Traffic:
@@ -222,8 +223,12 @@ def high_affinity(
     decode_goodput: Measure,
 ) -> ProposedPlacement:
     """DistServe's Algorithm 1: the best prefill and decode instance per GPU, each as often as needed."""
-    measured_prefills = _best_first((prefill_alone(setting, type_) for type_ in prefills), prefill_goodput)
-    measured_decodes = _best_first((decode_alone(setting, type_) for type_ in decodes), decode_goodput)
+    measured_prefills = _best_first(
+        (prefill_alone(setting, worker_type) for worker_type in prefills), prefill_goodput
+    )
+    measured_decodes = _best_first(
+        (decode_alone(setting, worker_type) for worker_type in decodes), decode_goodput
+    )
     prefill, decode = measured_prefills[0], measured_decodes[0]
     counts = (_replicas(rate_rps, prefill), _replicas(rate_rps, decode))
     fleet = pair_fleet(setting, prefill.type, decode.type, counts=counts)
@@ -302,8 +307,10 @@ def free_counts(
             f"a fleet of {gpus} GPUs misses the SLO at {rate_rps:g} requests/s; start with others"
         )
     # Each option with its least and its largest count.
-    bounded_prefills = [BoundedOption(_option("prefill", type_), 1, math.inf) for type_ in prefills]
-    bounded_decodes = [BoundedOption(_option("decode", type_), 1, math.inf) for type_ in decodes]
+    bounded_prefills = [
+        BoundedOption(_option("prefill", worker_type), 1, math.inf) for worker_type in prefills
+    ]
+    bounded_decodes = [BoundedOption(_option("decode", worker_type), 1, math.inf) for worker_type in decodes]
     simulations = PairSimulations(holds, prefill_holds)
 
     def out_of_time() -> bool:
@@ -333,9 +340,9 @@ def smaller_neighbours(fleet: Fleet, rule: GoodputRule, rate_rps: float) -> tupl
     return tuple(neighbours)
 
 
-def _option(role: Role, type_: WorkerType) -> Option:
+def _option(role: Role, worker_type: WorkerType) -> Option:
     """An option that costs as many units as it has GPUs, because the paper minimises GPUs."""
-    return Option(role, type_, objective=type_.gpus)
+    return Option(role, worker_type, objective=worker_type.gpus)
 
 
 def _fits_node(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:

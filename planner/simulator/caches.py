@@ -470,6 +470,7 @@ def _release_entry(state, w, e, is_late):
 
 @kernel_jit
 def _unlist_late(state, w, e):
+    """Take entry e out of its worker's list of late entries (`_release_entry`)."""
     cache, entries = state.caches.workers[w], state.caches.entries
     older, newer = entries[e].older, entries[e].newer
     if older == NONE:

@@ -3,9 +3,8 @@ arrays: what controllers of autoscaling would read from engines.
 
 Gauges are what is the case at that moment: requests that run, in a seat of their engine (one of its
 max_num_seqs places), those that wait for one, and KV blocks in use. All other metrics count what has happened
-since the reading before. For these each reading looks at all requests
-under way, and marks (HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF) say what of each request was counted
-before.
+since the reading before. For these each reading looks at all requests under way, and marks (HAS_ARRIVED,
+HAS_FIRST_TOKEN, IS_HANDED_OFF) say what of each request was counted before.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ WAITING, RUNNING, ARRIVED, FINISHED_HERE, INPUT, OUTPUT, TTFTS, TPOTS, OUTPUTS, 
 # Columns of the sums of each pool: seconds of TTFT and TPOT, and the shares of their KV blocks that workers
 # use.
 TTFT_SUM, TPOT_SUM, KV_SUM = range(3)
-COUNTS, SUMS = 10, 3
+COUNTS, SUMS = 10, 3  # How many columns of both kinds there are.
 # Indices into `numbers` (`_read_metrics`): how many requests are under way, and how many had arrived at the
 # last reading.
 UNDER_WAY, SEEN = range(2)
@@ -38,8 +37,10 @@ HAS_ARRIVED, HAS_FIRST_TOKEN, IS_HANDED_OFF = 1, 2, 4
 
 @kernel_jit
 def _count_gauges(records, pool_of, results, time_s):
-    """Add what the ready workers have at `time_s`: requests with a seat and without one, and KV blocks."""
-    requests, workers, lanes, types = records[0], records[1], records[2], records[3]
+    """Add what the ready workers have at `time_s`: requests with a seat and without one, and KV blocks. The
+    tuples are those of `_read_metrics`.
+    """
+    requests, workers, lanes, types, _ = records
     counts, sums = results
     for w in range(len(workers)):
         worker = workers[w]
@@ -62,13 +63,12 @@ def _count_gauges(records, pool_of, results, time_s):
 
 @kernel_jit
 def _count_request(request, mark, pools, results):
-    """Count what has happened to a request since the reading before; returns its marks from now on.
-
-    A mark is a bit that says what was counted already.
+    """Count what has happened to a request since the reading before; returns its mark from now on, whose
+    bits say what was counted.
     """
     pool_of, is_prefill = pools
     counts, sums = results
-    w, v = request.prefill_worker, request.decode_worker
+    w, v = request.prefill_worker, request.decode_worker  # Its first worker, and the one that it goes on to.
     if w != NONE and mark & HAS_ARRIVED == 0:
         mark |= HAS_ARRIVED
         counts[pool_of[w], ARRIVED] += 1

@@ -44,7 +44,8 @@ def measure_safety(fleet: Fleet, trace: Trace, slo: Slo, scenarios: Scenarios | 
     oracle = Oracle(fleet.llm, trace, slo, fleet.network, fleet.policies)
     counts = oracle.counts(fleet)
     kept_in, is_kept = None, False
-    if scenarios is not None and (safety := scenarios.task.safety) is not None:
+    safety = None if scenarios is None else scenarios.task.safety
+    if scenarios is not None and safety is not None:
         # No search has seen a scenario of the kind TESTED for this fleet, so the test begins with the first.
         test = ScenarioTest(oracle, scenarios, safety, first=0, out_of_time=lambda: False)
         kept_in = test.decide(counts)

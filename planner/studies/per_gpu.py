@@ -122,11 +122,8 @@ def _plan_on_gpu(
     # The row's fleet, the value of the plan with which the fleet is compared, and whether the row must say
     # that the fleet is on paper, because the plan is for production.
     counts, compared_value, is_on_paper = best.best, plan_value, production_answer is not None
-    if (
-        production_answer is not None
-        and is_for_production
-        and (production_counts := _production_counts(problem, best)) is not None
-    ):
+    production_counts = _production_counts(problem, best) if is_for_production else None
+    if production_answer is not None and production_counts is not None:
         # If the plan found no fleet for production, its answer has no value, and any fleet counts as cheaper.
         counts, compared_value, is_on_paper = production_counts, production_answer.value or math.inf, False
     alone_value = objective_paid(problem, counts)

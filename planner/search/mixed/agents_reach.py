@@ -21,7 +21,7 @@ from planner.search.problem.idle_limits import floor_s
 from planner.search.problem.options import decode_options, mixed_options, prefill_options, split_of
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.problem.reasons import also_left_out
-from planner.simulator.slo_verdict import Verdict
+from planner.simulator.slo_verdict import LineVerdict, Verdict
 from planner.units import show_beside, show_s, show_share
 
 # The counts of workers that are simulated, per agent. Half a worker is among them because every worker's
@@ -56,10 +56,10 @@ def find_reachable_fleet(problem: Problem) -> tuple[Problem, Counts] | None:
     policies. The fleet may exceed the limits on money, power and stock; it only shows that a search is worth
     while.
 
-    None if the time ends first. None also if no such fleet misses a line or the attainment, but all fail for
-    another reason, which fleets of other types may not have: the backlog test, a tenant's guarantee, or
-    requests too long for them. Raises InfeasibleError if no such fleet keeps the SLO, with what the nearest
-    one keeps.
+    None if the time ends first, or if all such fleets fail for reasons that fleets of other types may not
+    have: the backlog test, a tenant's guarantee, or requests that are too long for a worker. Raises
+    InfeasibleError, with what the nearest fleet keeps, if none keeps the SLO and one misses a line of it or
+    the attainment.
     """
     misses: list[NearFleet] = []
     judges_gaps = any(limit.metric_row.is_of_gaps for limit in problem.slo.limits)
@@ -108,9 +108,9 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
     fastest = sorted(by_split.values(), key=lambda workers: largest_share(workers[0]))
     limits_gaps = any(limit.metric_row.is_of_decodes for limit in problem.slo.limits)
     for workers in fastest[:MOST_TYPES]:
-        # `workers` are sorted by their token budgets, the largest first; a single one counts once.
-        budgets = dict.fromkeys((workers[0], workers[-1]) if limits_gaps else workers[:1])
-        for option in mixed_options(list(budgets), problem.task.objective):
+        # Their token budgets fall from the first to the last. A single worker type counts once.
+        simulated_types = list(dict.fromkeys((workers[0], workers[-1]))) if limits_gaps else workers[:1]
+        for option in mixed_options(simulated_types, problem.task.objective):
             if not problem.can_route([option]):
                 continue
             most = problem.limits.most_workers(option.type)
@@ -120,12 +120,19 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
                 yield ((option, int(most)),)
     if limits_gaps and can_hand_off(problem):
         for workers in fastest[:MOST_TYPES]:
-            pools = (
-                prefill_options(workers[:1], problem.task.objective),
-                decode_options(workers, problem.task.objective),
-            )
-            if all(pools) and problem.can_route(options[0] for options in pools):
-                yield tuple((options[0], agents) for options in pools)
+            prefills = prefill_options(workers[:1], problem.task.objective)
+            decodes = decode_options(workers, problem.task.objective)
+            if prefills and decodes and problem.can_route((prefills[0], decodes[0])):
+                yield (prefills[0], agents), (decodes[0], agents)
+
+
+def _attained_text(line: LineVerdict) -> str:
+    """What a fleet attains of a line that it misses. The percentile is infinite where too many requests are
+    never served, and then no limit is loose enough.
+    """
+    if math.isfinite(line.deciding_s):
+        return f"{line.limit.label} of {show_beside(line.deciding_s, line.limit.limit_s)[0]}"
+    return f"{show_share(line.deciding_frac)} within the limit on {line.limit.label}, the rest never served"
 
 
 def _out_of_reach(problem: Problem, misses: list[NearFleet]) -> InfeasibleError:
@@ -139,13 +146,7 @@ def _out_of_reach(problem: Problem, misses: list[NearFleet]) -> InfeasibleError:
         f"{count} x {option.type.name}" + ("" if option.role == "mixed" else f" for {option.role}")
         for option, count in nearest.counts
     )
-    # A percentile is infinite where too many requests are never served, and then no limit is loose enough.
-    attained = [
-        f"{line.limit.label} of {show_beside(line.deciding_s, line.limit.limit_s)[0]}"
-        if math.isfinite(line.deciding_s)
-        else f"{show_share(line.deciding_frac)} within the limit on {line.limit.label}, the rest never served"
-        for line in missed
-    ]
+    attained = [_attained_text(line) for line in missed]
     limits = [f"{line.limit.label} <= {show_s(line.limit.limit_s)}" for line in missed]
     if misses_attainment:
         attained.append(f"{show_share(nearest.verdict.attainment_frac)} of requests that keep all limits")
@@ -162,20 +163,21 @@ def _out_of_reach(problem: Problem, misses: list[NearFleet]) -> InfeasibleError:
         and len(relaxed_s) == len(missed)
         and with_limits(nearest.problem, relaxed_s).oracle.holds(nearest.counts)
     )
-    enough = " and ".join(f"{name} to {show_s(limit_s)}" for name, limit_s in relaxed_s.items())
-    help_ = f"relax {enough}, with which a fleet was found" if is_kept else "relax the SLO"
+    relaxation, ways = "relax the SLO", []
+    if is_kept:
+        enough = " and ".join(f"{name} to {show_s(limit_s)}" for name, limit_s in relaxed_s.items())
+        relaxation = f"relax {enough}, with which a fleet was found"
+        ways = [
+            Change(line.limit.name, line.limit.limit_s, relaxed_s[line.limit.name], "s") for line in missed
+        ]
     fleets = len({near.counts for near in misses})
     return InfeasibleError(
         f"latency: no fleet was found that keeps {slo_text}: {fleets} with up to two workers for each agent "
         f"were simulated, and the nearest, {fleet_text}, has {attained_text}. More workers do not "
-        f"cure that; {help_}, or add a faster GPU{also_left_out(problem.task.unchecked_left_out)}",
+        f"cure that; {relaxation}, or add a faster GPU{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
         constraint=[*(line.limit.name for line in missed), *(["attainment"] if misses_attainment else [])],
-        relaxation="" if is_kept else f"unknown: {help_}",
-        ways=[
-            [Change(line.limit.name, line.limit.limit_s, relaxed_s[line.limit.name], "s") for line in missed]
-        ]
-        if is_kept
-        else [],
+        relaxation="" if is_kept else f"unknown: {relaxation}",  # By default that of `ways`.
+        ways=[ways] if is_kept else [],
         is_proved=False,
     )

@@ -39,8 +39,8 @@ from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.policy_checks import check_policies
 
-# These limits bound the time of a race, and are set by hand. Besides, once a race has spent the effort of the
-# searches before it (simulated requests), it begins no further wave.
+# These limits bound the time of a race, and are set by hand. Besides, once a race has spent as much effort
+# (simulated requests) as the searches before it, it begins no further wave.
 MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
 NEAR_TYPES = 3  # Fleets of at most this many other worker types are raced (`near_fleets`).
 RACED_AT_ONCE = 8  # This many policies are raced before the effort is compared with its limit.
@@ -52,13 +52,13 @@ def race_policies(problem: Problem, searches: Sequence[PolicySearch]) -> list[Po
     if not changes:
         return searches
     gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
-    effort = float(sum(each.oracle.effort() for each, _ in searches))
+    remaining_effort = float(sum(each.oracle.effort() for each, _ in searches))
     saves_nothing: list[str] = []
     not_simulated: list[str] = []
     for _ in range(MOST_ROUNDS):
         chosen, best = best_of(searches)
-        race = race_near_best(chosen, best.best, best.level0, changes, effort)
-        effort -= race.effort
+        race = race_near_best(chosen, best.best, best.level0, changes, remaining_effort)
+        remaining_effort -= race.effort
         for raced_policy in race.raced:
             if not raced_policy.is_simulated:
                 not_simulated.append(label_of(chosen, raced_policy.policies))
