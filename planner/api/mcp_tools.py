@@ -133,8 +133,7 @@ def catalog(table: str = "gpus", like: str = "") -> list[Document]:
     if table not in tables:
         raise InputError(f"table: expected one of {', '.join(tables)}, found {table[:60]!r}")
     frame = tables[table].reset_index()
-    # Names are in the first column, for engines in the column `engine`.
-    names = frame.iloc[:, 0 if table != "engines" else list(frame.columns).index("engine")].astype(str)
+    names = frame["engine" if table == "engines" else "name"].astype(str)
     chosen = frame[names.str.contains(like, case=False, regex=False)].head(MOST_ROWS)
     if chosen.empty:
         meant = did_you_mean(like, names)
@@ -153,7 +152,7 @@ def _in_words(result: Result) -> Document:
 
 
 def _answer_of(document: Document, *, details: bool) -> Document:
-    """The answer of `plan`; unless `details` is set, without the keys in the two tuples DETAILS..."""
+    """The answer of `plan`; unless `details` is set, without DETAILS and DETAILS_OF_CERTIFICATE."""
     if details:
         return document
     short = {key: value for key, value in document.items() if key not in DETAILS}

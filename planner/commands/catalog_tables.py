@@ -58,6 +58,7 @@ def _provenance_fields(catalog: Catalog, name: str) -> dict[str, Any]:
 
 
 def _gpu_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row for each GPU, also with a power cap."""
     return [
         {
             "gpu": gpu.name,
@@ -76,6 +77,7 @@ def _gpu_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _llm_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row for each LLM with the figures of its structure."""
     return [
         {
             "llm": llm.name,
@@ -95,6 +97,7 @@ def _llm_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _slo_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row for each preset; limits are in seconds, or multiples of the times on an idle GPU (slowdowns)."""
     rows = []
     for preset in catalog.slos.values():
         limits = [f"{limit.label} <= {show_s(limit.limit_s)}" for limit in preset.slo.limits]
@@ -160,6 +163,7 @@ def _engine_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _task_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row for each task, with the mean tokens of its prompts and answers."""
     from planner.documents.traffic_description import example_of
 
     rows = []

@@ -107,6 +107,7 @@ def _address(node: int) -> str:
 
 
 def _services(fleet: Fleet, node: DeployedNode, max_model_len: int, *, shared_network: bool) -> Document:
+    """The services of a node's workers, by name. With `shared_network` they use the network of their host."""
     return {
         worker.name: _service(fleet, worker, slot, max_model_len, shared_network=shared_network)
         for slot, worker in enumerate(node.workers)

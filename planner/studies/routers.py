@@ -202,10 +202,9 @@ def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVe
 def _under_router_fact(target: str, routed: Deployed, judged: RouterVerdict, plan: Plan) -> facts.UnderRouter:
     """The verdict on the plan's fleet under a target's router, as a fact."""
     policies = routed.policies
-    # If the router has a single rule, only the routing of arrivals is named.
-    simulated = (
-        (policies.routing, policies.decode_routing) if len(routed.rule_names) > 1 else (policies.routing,)
-    )
+    simulated: tuple[str, ...] = (policies.routing,)
+    if len(routed.rule_names) > 1:  # The router has a rule of its own for hand-offs.
+        simulated = (policies.routing, policies.decode_routing)
     return facts.UnderRouter(
         target,
         routed.router,

@@ -100,6 +100,7 @@ def agents_at_once(
 
 
 def _sessions_of(corpus: Trace) -> list[_RecordedSession]:
+    """The sessions of the corpus, in the order of their numbers (`session_numbers`)."""
     numbers = session_numbers(corpus)
     place = np.zeros(len(corpus), np.int64)  # The index of each request in its session.
     sessions = [_RecordedSession([], []) for _ in range(int(numbers.max()) + 1)]

@@ -25,7 +25,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -140,8 +140,8 @@ def busiest_at(
     """The same as `select_window(rescale_trace(...), spec)`, but faster for the busiest window of superposed
     copies, because only requests that may be in that window are sorted.
     """
-    match = _window_spec(spec)
-    length_s = _length_s(match) if match is not None and match[1] == "busiest" else np.inf
+    window = _parse_window(spec)
+    length_s = window.length_s if window is not None and window.is_busiest else np.inf
     # Requests that wait for others must be drawn with their sessions, so none of them can be left out.
     can_skip = scale == "superpose" and not trace.after.size and 0 < length_s <= trace.duration_s
     has_enough_bins = length_s * TRACE_BINS >= trace.duration_s * LEAST_BINS
@@ -149,8 +149,8 @@ def busiest_at(
     if not (can_skip and has_enough_bins and raises_rate):
         return select_window(rescale_trace(trace, rate_rps, scale=scale, rng=rng), spec)
     scaled = _rescaled(trace, rate_rps, scale, rng, length_s)
-    first, requests = find_busiest_window(scaled, length_s), round(rate_rps * trace.duration_s)
-    return _cut_window(scaled, spec, first, length_s, requests)
+    requests = round(rate_rps * trace.duration_s)
+    return _cut_window(scaled, spec, find_busiest_window(scaled, length_s), length_s, requests)
 
 
 def _rescaled(
@@ -451,41 +451,39 @@ def select_window(trace: Trace, spec: str = "whole") -> Trace:
     input and output tokens; it starts with a request. Arrivals are counted from the window's start. A window
     longer than the trace is the whole trace. Raises InputError for another `spec`.
     """
-    match = _window_spec(spec)
-    if match is None:
+    window = _parse_window(spec)
+    if window is None:
         return trace
-    length_s = _length_s(match)
-    if length_s > trace.duration_s:
+    if window.length_s > trace.duration_s:
         note = f"window: {spec.strip()} is the whole trace of {trace.duration_s:.4g} s"
         return replace(trace, notes=(*trace.notes, note))
-    first = find_busiest_window(trace, length_s) if match[1] == "busiest" else 0
-    return _cut_window(trace, spec, first, length_s, len(trace))
+    first = find_busiest_window(trace, window.length_s) if window.is_busiest else 0
+    return _cut_window(trace, spec, first, window.length_s, len(trace))
 
 
 def check_window(spec: str, where: str) -> None:
     """Raise InputError, which begins with `where`, unless `select_window` can read the text."""
-    if (match := _window_spec(spec, where)) is not None:
-        _length_s(match, where)
+    _parse_window(spec, where)
 
 
-def _window_spec(spec: str, where: str = "window") -> re.Match[str] | None:
-    """A match whose group 1 is "busiest" or "first" and whose group 2 is the length; None for "whole". Raises
-    InputError for anything else.
-    """
+class _Window(NamedTuple):
+    """A part of a trace: the busiest of this length, or the first."""
+
+    is_busiest: bool
+    length_s: float
+
+
+def _parse_window(spec: str, where: str = "window") -> _Window | None:
+    """The window that a text names; None for "whole". Raises InputError for anything else."""
     if spec.strip() == "whole":
         return None
     match = re.fullmatch(r"\s*(busiest|first)\s+(.+)", spec)
     if match is None:
         raise InputError(f"{where}: expected 'whole', 'first 10 min' or 'busiest 10 min', found {spec!r}")
-    return match
-
-
-def _length_s(match: re.Match[str], where: str = "window") -> float:
-    """The length [s] of the window in a match of `_window_spec`. Raises InputError unless it is above 0."""
     length_s = parse_quantity(match[2], "s", where=where)
     if length_s <= 0:
         raise InputError(f"{where}: expected a length > 0, found {match[2]!r}")
-    return length_s
+    return _Window(match[1] == "busiest", length_s)
 
 
 def _cut_window(trace: Trace, spec: str, first: int, length_s: float, requests: int) -> Trace:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 from planner.day.controllers.knowledge import Knowledge, least_whole
 from planner.day.controllers.scaler_metrics import METRICS, read_metric
@@ -124,18 +124,29 @@ def external_replicas(total: float, current: int, target: float, tolerance_frac:
     return least_whole(total / target)
 
 
-PolicyKind = Literal["pods", "percent"]
+class ScalingPolicy(NamedTuple):
+    """The most by which a pool may change in `period_s`: a number of pods, or percent of them."""
+
+    kind: Literal["pods", "percent"]
+    value: float
+    period_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """`scaleUp` or `scaleDown`: the stabilisation window, and policies (kind, value, period in s).
+    """`scaleUp` or `scaleDown`: the stabilisation window, and policies.
 
     The policy that allows the largest change counts (`selectPolicy: Max`).
     """
 
     window_s: float
-    policies: tuple[tuple[PolicyKind, float, float], ...]
+    policies: tuple[ScalingPolicy, ...]
+
+    @classmethod
+    def from_rules(cls, window_s: float, pods: float, percent: float, period_s: float) -> Self:
+        """The direction with these policies; 0 is no limit."""
+        both = (ScalingPolicy("pods", pods, period_s), ScalingPolicy("percent", percent, period_s))
+        return cls(window_s, tuple(policy for policy in both if policy.value))
 
 
 @dataclass(slots=True)
@@ -152,20 +163,10 @@ class Behaviour:
     @classmethod
     def from_rules(cls, rules: ScalingRules) -> Behaviour:
         """The behaviour by these settings, before any decision."""
-
-        def policies(
-            pods: int, percent: float, period_s: float
-        ) -> tuple[tuple[PolicyKind, float, float], ...]:
-            both: tuple[tuple[PolicyKind, float, float], ...] = (
-                ("pods", float(pods), period_s),
-                ("percent", percent, period_s),
-            )
-            return tuple(policy for policy in both if policy[1])  # 0 is no limit.
-
         return cls(
-            Direction(rules.up_window_s, policies(rules.up_pods, rules.up_percent, rules.up_period_s)),
-            Direction(
-                rules.down_window_s, policies(rules.down_pods, rules.down_percent, rules.down_period_s)
+            Direction.from_rules(rules.up_window_s, rules.up_pods, rules.up_percent, rules.up_period_s),
+            Direction.from_rules(
+                rules.down_window_s, rules.down_pods, rules.down_percent, rules.down_period_s
             ),
         )
 
@@ -217,14 +218,14 @@ class Behaviour:
     def _changed(self, time_s: float, period_s: float) -> int:
         """Pods added less pods removed during the last `period_s`. Called only where a policy exists."""
         # Drop changes that are older than the longest period of any policy.
-        longest_s = max(period for _, _, period in (*self.up.policies, *self.down.policies))
+        longest_s = max(policy.period_s for policy in (*self.up.policies, *self.down.policies))
         for changes in (self.added, self.removed):
             while changes and changes[0][0] <= time_s - longest_s:
                 changes.pop(0)
         since_s = time_s - period_s
-        return sum(n for at_s, n in self.added if at_s > since_s) - sum(
-            n for at_s, n in self.removed if at_s > since_s
-        )
+        added = sum(pods for at_s, pods in self.added if at_s > since_s)
+        removed = sum(pods for at_s, pods in self.removed if at_s > since_s)
+        return added - removed
 
 
 class Hpa:
@@ -238,6 +239,7 @@ class Hpa:
         self.size = 0
 
     def start(self, size: int) -> None:
+        """Begin at time zero with this size."""
         self.size = size
         self.behaviour.start(size)
 

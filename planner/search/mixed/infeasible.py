@@ -17,7 +17,6 @@ from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.least_limits import (
     MOST_RELAXED,
-    Floor,
     all_floors,
     find_attained_limits,
     find_least_limits,
@@ -29,7 +28,7 @@ from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
 from planner.search.oracle.fleet_counts import Counts, workers_of
 from planner.search.oracle.work_clock import ended_by, is_time_limit_reached
 from planner.search.problem.build_problem import OutOfReachError
-from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
+from planner.search.problem.idle_limits import Floor, requests_to_judge, unreachable_limits
 from planner.search.problem.plan_problem import Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
@@ -85,11 +84,11 @@ def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
     limit, best_s, name = floors[0]
     best, limit_text = show_beside(best_s, limit.limit_s)
     also = (
-        f" (also out of reach: {', '.join(other.name for other, _, _ in floors[1:])})" if floors[1:] else ""
+        f" (also out of reach: {', '.join(floor.limit.name for floor in floors[1:])})" if floors[1:] else ""
     )
     ways = find_least_limits(problem, floors)
-    least = show_s(rounded_up(max(best_s, limit.limit_s)))
-    help_ = (
+    least = show_s(rounded_up(floors[0].missed_s))
+    relaxation_text = (
         f"relax {ways_of_limits_text(ways)}{_fleet_found_text(problem)}"
         if ways
         else f"relax {limit.label} to {least} or more ({_far_more_text(problem)})"
@@ -100,7 +99,7 @@ def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
         else f"is kept by none of the fleets within the limits, all of which were simulated{also}"
     )
     return InfeasibleError(
-        f"latency: {limit.label} <= {limit_text} {why}. No number of workers cures that; {help_}, "
+        f"latency: {limit.label} <= {limit_text} {why}. No number of workers cures that; {relaxation_text}, "
         f"or add a faster GPU{_with_caches_text(problem)}{_none_fits_text(problem)}"
         f"{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",

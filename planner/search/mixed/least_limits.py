@@ -12,14 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.domain import ROUNDING, Limit
+from planner.domain import ROUNDING
 from planner.errors import Change
 from planner.fleet import WorkerType
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.router_fit import fit_router
 from planner.search.oracle.fleet_counts import is_within
 from planner.search.oracle.work_clock import in_time, now_s
-from planner.search.problem.idle_limits import floor_s
+from planner.search.problem.idle_limits import Floor, floor_s
 from planner.search.problem.options import mixed_options, split_of
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
 from planner.slo_metrics import metric_label
@@ -34,9 +34,6 @@ MOST_PROBED = 4  # The largest fleets of this many worker types are simulated to
 # A probed fleet has at most this many workers: more would be idle on traffic that is short enough to probe.
 MOST_WORKERS = 256
 LIFTED_S = 1e7  # Every request keeps this limit. It is finite because verdicts compute with it.
-
-Floor = tuple[Limit, float, str]
-"""A limit, its floor [s], and the name of the worker type that reaches the floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +57,15 @@ def find_least_limits(
     relaxed together, and if that is not enough all limits of the SLO.
     """
     problem = replace(problem, deadline=min(problem.deadline, now_s() + WORK_S))
-    are_idle_enough = all(best_s <= limit.limit_s for limit, best_s, _ in floors)
-    alone = [[floor] for floor in floors] if are_idle_enough else []
-    ways = [way for floor in alone if (way := _least_way(problem, floor))]
+    are_idle_enough = all(floor.best_s <= floor.limit.limit_s for floor in floors)
+    alone = [(floor,) for floor in floors] if are_idle_enough else []
+    ways = list(filter(None, (_least_way(problem, single) for single in alone)))
     if ways or not together:
         return ways
-    joint_floors = dict.fromkeys((tuple(floors), tuple(all_floors(problem))))
-    joint_ways = (_least_way(problem, joint) for joint in joint_floors if [*joint] not in alone)
-    return next(([way] for way in joint_ways if way), [])
+    for joint in dict.fromkeys((tuple(floors), tuple(all_floors(problem)))):
+        if joint not in alone and (way := _least_way(problem, joint)):
+            return [way]
+    return []
 
 
 def find_attained_limits(problem: Problem) -> list[list[Change]]:
@@ -76,22 +74,17 @@ def find_attained_limits(problem: Problem) -> list[list[Change]]:
     """
     floors = least_floors(problem)
     attained_s = in_time(lambda: _attained_s(problem, floors), {})
-    way = _changes(problem, _KeptLimits(attained_s, _missed_s(floors)))
+    way = _changes(problem, _KeptLimits(attained_s, {floor.limit.name: floor.missed_s for floor in floors}))
     return [way] if way else []
 
 
 def _least_way(problem: Problem, floors: Sequence[Floor]) -> list[Change]:
     """Changes of these limits that are enough if all are made. The limits are lowered one after another."""
     limits_s = in_time(lambda: _attained_s(problem, floors), {}) or _relaxed_s(problem, floors)
-    kept = _KeptLimits(limits_s, _missed_s(floors))
+    kept = _KeptLimits(limits_s, {floor.limit.name: floor.missed_s for floor in floors})
     for name in limits_s:
         kept = _narrowed(problem, kept, name)
     return _changes(problem, kept)
-
-
-def _missed_s(floors: Sequence[Floor]) -> dict[str, float]:
-    """For each limit the largest value [s] that is known to be missed: its floor, or the limit as it is."""
-    return {limit.name: max(best_s, limit.limit_s) for limit, best_s, _ in floors}
 
 
 def _changes(problem: Problem, kept_limits: _KeptLimits) -> list[Change]:
@@ -152,7 +145,7 @@ def _seconds_text(seconds: float) -> str:
 def least_floors(problem: Problem) -> list[Floor]:
     """The limits below their floors, or all limits if there are none."""
     floors = all_floors(problem)
-    return [(limit, best_s, name) for limit, best_s, name in floors if best_s > limit.limit_s] or floors
+    return [floor for floor in floors if floor.best_s > floor.limit.limit_s] or floors
 
 
 def all_floors(problem: Problem) -> list[Floor]:
@@ -160,10 +153,10 @@ def all_floors(problem: Problem) -> list[Floor]:
     floors: list[Floor] = []
     for limit in problem.slo.limits:
         if limit.selector is not None:  # `lengths` are of all requests, so a class has no floor.
-            floors.append((limit, 0.0, problem.types[0].name))
+            floors.append(Floor(limit, 0.0, problem.types[0].name))
             continue
         of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]
-        floors.append((limit, *min(of_types)))
+        floors.append(Floor(limit, *min(of_types)))
     return floors
 
 
@@ -171,7 +164,7 @@ def _types_to_probe(types: Sequence[WorkerType], floors: Sequence[Floor]) -> lis
     """The fastest worker type of each limit, and the first of these on other numbers of GPUs: with fewer GPUs
     per worker, more workers are within the limits.
     """
-    names = dict.fromkeys(name for _, _, name in floors)
+    names = dict.fromkeys(floor.worker_type for floor in floors)
     fastest = [worker for name in names for worker in types if worker.name == name]
     first = fastest[0]
     alike = [
@@ -201,7 +194,7 @@ def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
         fleet = ((option, count),)
         if count < 1 or not is_within(problem.limits, fleet):
             continue
-        lifted = with_limits(problem, {limit.name: LIFTED_S for limit, _, _ in floors})
+        lifted = with_limits(problem, {floor.limit.name: LIFTED_S for floor in floors})
         choices = tuple(
             policies
             for policies in problem.task.policy_choices()
@@ -215,15 +208,15 @@ def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
         for policies in choices:
             oracle = with_policies(lifted, policies).oracle
             _, verdict = oracle.simulate_and_judge(
-                oracle.fleet(fleet), record=any(limit.metric_row.is_of_gaps for limit, _, _ in floors)
+                oracle.fleet(fleet), record=any(floor.limit.metric_row.is_of_gaps for floor in floors)
             )
-            attained_s = {line.limit.name: line.deciding_s for line in verdict.lines}
             if not verdict.holds:
                 continue
+            attained_s = {line.limit.name: line.deciding_s for line in verdict.lines}
             relaxed_s = {
-                limit.name: rounded_up(max(attained_s[limit.name], best_s, limit.limit_s))
-                for limit, best_s, _ in floors
-                if math.isfinite(attained_s[limit.name])
+                floor.limit.name: rounded_up(max(attained_s[floor.limit.name], floor.missed_s))
+                for floor in floors
+                if math.isfinite(attained_s[floor.limit.name])
             }
             looser = with_policies(with_limits(problem, relaxed_s), policies)
             if len(relaxed_s) == len(floors) and looser.oracle.holds(fleet):
@@ -249,9 +242,7 @@ def _relaxed_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
     """Limits [s] by name at which level 0 has a fleet: MOST_RELAXED times each floor, or times the limit
     itself if that is larger. Empty if there is none.
     """
-    relaxed_s = {
-        limit.name: rounded_up(MOST_RELAXED * max(best_s, limit.limit_s)) for limit, best_s, _ in floors
-    }
+    relaxed_s = {floor.limit.name: rounded_up(MOST_RELAXED * floor.missed_s) for floor in floors}
     return relaxed_s if _is_kept_at_level0(with_limits(problem, relaxed_s)) else {}
 
 

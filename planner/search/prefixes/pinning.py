@@ -12,6 +12,7 @@ searches a placement with a smaller largest load, and a lower bound on that load
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,10 +37,16 @@ NO_MEMORY = PrefixMemory(placed_tokens=0, lru_tokens=0, sequences=0.0)  # Decode
 QUICK_ROUTINGS = 10
 POLISH_SEED = 0  # Fixed, so that a placement depends only on the fleet and the traffic.
 
-PlacementKey = tuple[WorkerType, str, int, int]
-"""The key of a placement: a worker type, its role, the pool's workers, and the workers that share all
-requests (those of all pools that prefill).
-"""
+
+class PlacementKey(NamedTuple):
+    """On what a placement depends: a pool's worker type, its role, how many `workers` it has, and how many
+    workers share all requests (those of all pools that prefill).
+    """
+
+    type: WorkerType
+    role: str
+    workers: int
+    sharing_workers: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +126,7 @@ class Pinning:
 
     def placed(self, pool: Pool, workers: int) -> PrefixPlan:
         """The placement of prefixes on one pool, if `workers` workers of all pools share the requests."""
-        key = pool.type, pool.role, pool.count, workers
+        key = PlacementKey(pool.type, pool.role, pool.count, workers)
         if (polished := self._in_use(key)) is not None:
             return polished
         if key not in self._placed:
@@ -145,8 +152,7 @@ class Pinning:
         for pool, key in _prefill_pools(pools):
             if key not in self._polished:
                 # Looked up first, because `placed` returns a polished placement where one is in use.
-                *_, workers = key
-                quick = self._placed.get(key) or self.placed(pool, workers)
+                quick = self._placed.get(key) or self.placed(pool, key.sharing_workers)
                 demand, sessions = quick.traffic.demand, quick.traffic.sessions
                 best = polish_replication(
                     demand,
@@ -181,9 +187,8 @@ class Pinning:
         """The polished placement of these workers if it is in use, else None. Workers that differ only in
         their step times count as the same: a scenario with longer steps keeps the placement.
         """
-        worker, *counts = key
-        for (used_worker, *used_counts), plan in self._used.items():
-            if used_counts == counts and replace(worker, latency=used_worker.latency) == used_worker:
+        for used_key, plan in self._used.items():
+            if key._replace(type=replace(key.type, latency=used_key.type.latency)) == used_key:
                 return plan
         return None
 
@@ -192,7 +197,7 @@ def _prefill_pools(pools: Sequence[Pool]) -> list[tuple[Pool, PlacementKey]]:
     """The pools that prefill, with the keys of their placements."""
     serving = [pool for pool in pools if pool.role != "decode" and pool.count]
     workers = sum(pool.count for pool in serving)
-    return [(pool, (pool.type, pool.role, pool.count, workers)) for pool in serving]
+    return [(pool, PlacementKey(pool.type, pool.role, pool.count, workers)) for pool in serving]
 
 
 def _hit_frac(plan: PrefixPlan) -> float:

@@ -19,7 +19,7 @@ from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import scenarios_of
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.prefixes.prefix_drift import may_drift
-from planner.search.problem.idle_limits import floor_s, requests_to_judge, unreachable_limits
+from planner.search.problem.idle_limits import Floor, floor_s, requests_to_judge, unreachable_limits
 from planner.search.problem.options import EngineChoices, OptionLeftOut, worker_types
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.prefix_hits import PrefixHits
@@ -45,13 +45,12 @@ MOST_REASONS = 4  # An error names at most this many reasons: the last ones, of 
 
 
 class OutOfReachError(InfeasibleError):
-    """Limits that not even an idle worker keeps. `floors` has each limit with the least seconds that any
-    worker type needs and the name of that type.
+    """Limits that not even an idle worker keeps, with their `floors`.
 
     mixed.infeasible.with_relaxation searches how far they must be relaxed.
     """
 
-    def __init__(self, problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> None:
+    def __init__(self, problem: Problem, floors: Sequence[Floor]) -> None:
         self.problem, self.floors = problem, floors
         limit, least_s, name = floors[0]
         least, limit_text = show_beside(least_s, limit.limit_s)

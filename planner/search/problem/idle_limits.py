@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -318,10 +319,21 @@ def _decoding_s(
     return np.asarray(steps * latency.step_s(1) + own_attention_s)
 
 
-def unreachable_limits(
-    slo: Slo, types: Sequence[WorkerType], judged_requests: Judged
-) -> list[tuple[Limit, float, str]]:
-    """The limits that no fleet of these types keeps even when idle: (limit, floor [s], the fastest type).
+class Floor(NamedTuple):
+    """A limit, its floor `best_s`, and the name of the worker type that reaches the floor."""
+
+    limit: Limit
+    best_s: float
+    worker_type: str
+
+    @property
+    def missed_s(self) -> float:
+        """The largest value of the limit that is known to be missed: its floor, or the limit as it is."""
+        return max(self.best_s, self.limit.limit_s)
+
+
+def unreachable_limits(slo: Slo, types: Sequence[WorkerType], judged_requests: Judged) -> list[Floor]:
+    """The limits that no fleet of these types keeps even when idle.
 
     A floor is a lower bound on the percentile that is judged (slo_verdict.judge_slo). For gaps it is the
     shortest gap, because it depends on the fleet which gaps end in the measured window.
@@ -338,7 +350,7 @@ def unreachable_limits(
         best_s = _least_of(limit, types, judged_requests)  # Each phase of each request on its fastest type.
         if best_s > limit.limit_s * (1 + ROUNDING):
             alone_s = [_least_of(limit, [worker], judged_requests) for worker in types]
-            broken.append((limit, best_s, types[int(np.argmin(alone_s))].name))
+            broken.append(Floor(limit, best_s, types[int(np.argmin(alone_s))].name))
     return broken
 
 

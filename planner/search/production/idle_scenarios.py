@@ -6,6 +6,7 @@ the traffic of a scenario takes time. So first the requests of the trace are jud
 each scenario; the scenario's own traffic is drawn only if these requests come near a limit.
 """
 
+import itertools
 from dataclasses import replace
 
 from planner.documents.facts import IdleMisses
@@ -13,7 +14,7 @@ from planner.documents.safety import strictest_safety
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import slowed_by_spread
-from planner.search.problem.idle_limits import Judged, requests_to_judge, unreachable_limits
+from planner.search.problem.idle_limits import Floor, Judged, requests_to_judge, unreachable_limits
 from planner.search.problem.plan_problem import Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.traffic.trace import Trace
@@ -23,9 +24,6 @@ from planner.units import show_beside
 # percentiles of a scenario are assumed to be longer than those of the trace by less than a third (1 / 0.75).
 # In scenarios of 200 requests the 90th percentile of TTFT was up to a fifth longer.
 LIKELY_FRAC = 0.75
-
-UnreachableLimits = list[tuple[Limit, float, str]]
-"""Limits that no idle worker keeps, each with the seconds and the name of the worker type that is fastest."""
 
 
 def find_idle_misses(problem: Problem) -> IdleMisses | None:
@@ -63,22 +61,21 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
     misses = [missed_limits for missed_limits in misses if missed_limits]
     if len(misses) <= allowed:
         return None
-    by_limit: dict[Limit, list[tuple[float, str]]] = {}
-    for missed_limits in misses:
-        for limit, least_s, fastest in missed_limits:
-            by_limit.setdefault(limit, []).append((least_s, fastest))
-    limit, fastest_times = max(by_limit.items(), key=lambda row: len(row[1]))
-    fastest_times.sort(reverse=True)
-    # If the limit were `enough_s`, only the `allowed` scenarios with longer times would miss it. If no more
-    # than `allowed` scenarios miss this one limit, `enough_s` is the longest time of all.
-    enough_s, fastest = fastest_times[allowed if len(fastest_times) > allowed else 0]
+    by_limit: dict[Limit, list[Floor]] = {}
+    for floor in itertools.chain.from_iterable(misses):
+        by_limit.setdefault(floor.limit, []).append(floor)
+    most_missed = max(by_limit.values(), key=len)
+    highest_first = sorted(most_missed, key=lambda floor: (floor.best_s, floor.worker_type), reverse=True)
+    # If the limit were the floor `enough`, only the `allowed` scenarios with higher floors would miss it. If
+    # no more than `allowed` scenarios miss this one limit, `enough` is the highest floor of all.
+    enough = highest_first[allowed if len(highest_first) > allowed else 0]
     return IdleMisses(
-        limit=limit,
+        limit=enough.limit,
         missed=len(misses),
         scenario_count=len(scenarios),
         asked_frac=problem.task.safety.kept_in_frac,
-        enough_s=enough_s,
-        fastest=fastest,
+        enough_s=enough.best_s,
+        fastest=enough.worker_type,
     )
 
 
@@ -90,7 +87,7 @@ def judge_traffic(problem: Problem, trace: Trace) -> Judged:
 
 def _unreachable_limits(
     problem: Problem, slo: Slo, sigmas: tuple[float, float], requests: Judged
-) -> UnreachableLimits:
+) -> list[Floor]:
     """The limits that no idle worker keeps for these requests, with (prefill, decode) steps that are `sigmas`
     standard deviations of their spread above their medians.
     """

@@ -10,7 +10,7 @@ from planner.day.controllers.hpa import (
     Behaviour,
     Direction,
     HpaSettings,
-    PolicyKind,
+    ScalingPolicy,
     external_replicas,
     pods_replicas,
 )
@@ -65,11 +65,8 @@ def test_external_metrics(current: int, total: float, target: float, replicas: i
 
 
 def rules(pods: int, pods_s: float, percent: int, percent_s: float, window_s: float = 0.0) -> Direction:
-    both: tuple[tuple[PolicyKind, float, float], ...] = (
-        ("pods", pods, pods_s),
-        ("percent", percent, percent_s),
-    )
-    return Direction(window_s, tuple(each for each in both if each[1]))
+    both = (ScalingPolicy("pods", pods, pods_s), ScalingPolicy("percent", percent, percent_s))
+    return Direction(window_s, tuple(each for each in both if each.value))
 
 
 UP, DOWN = rules(4, 15, 100, 15), rules(0, 0, 100, 15, 300)
@@ -122,7 +119,7 @@ def test_rates_of_change(case: int) -> None:
 
 def test_the_policy_that_changes_most() -> None:
     """Of 2 pods and 50 %: from 1 up to 3, from 5 down to 2."""
-    both: tuple[tuple[PolicyKind, float, float], ...] = (("pods", 2, 60), ("percent", 50, 60))
+    both = (ScalingPolicy("pods", 2, 60), ScalingPolicy("percent", 50, 60))
     behaviour = Behaviour(Direction(300, both), Direction(300, both))
     limits = ElasticPool(0.0, 0, 99)
     assert behaviour.limit_change(0.0, 1, 99, limits) == 3
