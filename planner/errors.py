@@ -96,13 +96,32 @@ class MostKept:
     unit: str
 
 
+@dataclass(frozen=True, slots=True)
+class LeastWorker:
+    """The worker that takes least of a limit, and more than it allows: what is paid for it, such as "1 node
+    of 8 × h100-80g", and how far the limit would have to rise for it alone.
+    """
+
+    paid: str
+    change: Change
+
+    def __str__(self) -> str:
+        change, unit = self.change, f" {self.change.unit}"
+        takes = "costs" if change.unit == "USD/h" else "takes"
+        least = f"{change.enough:.2f}" if change.unit == "USD/h" else _rounded_up(change.enough)
+        return (
+            f"one worker {takes} {least}{unit} ({self.paid}), {change.limit} allows {_plain(change.present)}"
+        )
+
+
 class InfeasibleError(PlannerError):
     """No fleet keeps the SLO within the limits; or, unless `is_proved`, none was found and nothing proves it.
 
     `kind` is "latency" (no number of workers helps) or "capacity" (stock, power or budget is too small).
     `constraint` names the binding limit or limits. Each entry of `ways` helps if all its changes are made;
     `relaxation` is the same as text, or what may help if no figures are known. `most_kept` is given if a
-    fleet keeps the SLO on paper but none keeps it in enough scenarios.
+    fleet keeps the SLO on paper but none keeps it in enough scenarios, `least_worker` if a limit has no room
+    for any worker.
     """
 
     exit_code = 3
@@ -117,9 +136,11 @@ class InfeasibleError(PlannerError):
         ways: Sequence[Sequence[Change]] = (),
         is_proved: bool = True,
         most_kept: MostKept | None = None,
+        least_worker: LeastWorker | None = None,
     ) -> None:
         super().__init__(message)
         self.most_kept = most_kept
+        self.least_worker = least_worker
         self.kind: Literal["latency", "capacity"] = kind
         names = (constraint,) if isinstance(constraint, str) else constraint
         self.constraints = tuple(dict.fromkeys(names))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain import FleetLimit, Limit
-from planner.errors import Change, MostKept
+from planner.errors import Change, LeastWorker, MostKept
 from planner.solvers.repeats import Decision, Repeats
 
 # The keys that older versions of certificate.json have for these fields; such files are still read.
@@ -1396,11 +1396,14 @@ class LongestTtft:
 
 @dataclass(frozen=True, slots=True)
 class NoneAlone:
-    """No fleet of this GPU type alone keeps the SLO because of these limits; or none was found in time."""
+    """No fleet of this GPU type alone keeps the SLO because of these limits; or none was found in time. If a
+    limit has no room for one worker, `least_worker` says so.
+    """
 
     for_want_of: Literal["latency", "capacity"]
     limits: tuple[str, ...]
     is_proved: bool
+    least_worker: LeastWorker | None = None
 
 
 Note = Remarked | NoneUpTo | NoneAlone | LongestTtft

@@ -1243,6 +1243,9 @@ def _(fact: facts.NoneUpTo) -> str:
 
 @fact_sentence.register
 def _(fact: facts.NoneAlone) -> str:
+    if fact.least_worker is not None:
+        too = "too dear" if fact.least_worker.change.unit == "USD/h" else "too large"
+        return f"{too}: {fact.least_worker}"
     if not fact.is_proved:
         return "no fleet was found, and nothing proves that there is none"
     return f"no fleet of it keeps the SLO (what binds: {', '.join(fact.limits)})"

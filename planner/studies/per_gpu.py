@@ -113,9 +113,8 @@ def _plan_on_gpu(
     try:
         problem, best = study.find_paper_fleet(alone, seconds)
     except InfeasibleError as error:
-        return Alternative(
-            label, None, math.inf, (NoneAlone(error.kind, error.constraints, error.is_proved),)
-        )
+        why = NoneAlone(error.kind, error.constraints, error.is_proved, error.least_worker)
+        return Alternative(label, None, math.inf, (why,))
     notes: list[Note] = []
     if not best.level0.search.is_exhausted:
         notes.append(Remarked("perhaps-not-cheapest"))

@@ -35,7 +35,7 @@ from planner.reports.words import describe_fleet
 from planner.search.evidence.plan import served_s
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound
-from planner.search.mixed.infeasible import with_relaxation
+from planner.search.mixed.infeasible import no_room_for_one, with_relaxation
 from planner.search.mixed.policy_search import search_policies
 from planner.search.mixed.router_fit import fit_router
 from planner.search.oracle import work_clock
@@ -199,7 +199,10 @@ class Study:
         The answer is never exact, because the cheaper fleets are not simulated one by one (`walks=False`).
         Raises InfeasibleError if no fleet is found.
         """
-        return best_of(search_policies(self._build(task, work_s), walks=False))
+        problem = self._build(task, work_s)
+        if (none_fits := no_room_for_one(problem)) is not None:
+            raise none_fits
+        return best_of(search_policies(problem, walks=False))
 
     def answer(self, task: PlanQuestion, start: Sequence[Fleet] = ()) -> StudyAnswer:
         """The answer to a question: the fleet that its plan would have, for production if safety is asked

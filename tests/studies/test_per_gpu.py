@@ -16,7 +16,9 @@ from planner.api.planning import beside_each_gpu, plan_question, read_plan
 from planner.cli import app
 from planner.documents.facts import NoneAlone, Remarked
 from planner.documents.task import PlanQuestion
+from planner.errors import InfeasibleError
 from planner.fleet import Fleet
+from planner.reports.fact_sentences import fact_sentence
 from planner.reports.rows import alternative_rows
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
@@ -164,3 +166,17 @@ def test_the_command_writes_them_and_reads_them_back(tmp_path: Path) -> None:
 def _csv(trace: Trace) -> str:
     rows = zip(trace.arrival_s, trace.input_tokens, trace.output_tokens, strict=True)
     return "arrival_s,input_tokens,output_tokens\n" + "".join(f"{float(a)!r},{n},{o}\n" for a, n, o in rows)
+
+
+def test_a_gpu_of_which_one_node_is_beyond_the_budget_is_said_to_be_too_dear() -> None:
+    """A node of 8 H100 costs 8 x 2.99 = 23.92 USD/h, of 8 A100 15.12, and the budget is 20: no search."""
+    task = question(limits={"cost": "20 usd/h"}, slo={"ttft": {"p90": "9 s"}})
+    answer = beside_each_gpu(Study(traffic(requests=100, rate_rps=2), CATALOG), task)
+    (row,) = [row for row in answer.alternatives if row.label == "only h100-80g"]
+    (note,) = row.notes
+    assert fact_sentence(note) == (
+        "too dear: one worker costs 23.92 USD/h (1 node of 8 × h100-80g), cost allows 20"
+    )
+    with pytest.raises(InfeasibleError, match=r"one worker costs 15\.12 USD/h .*, cost allows 15") as error:
+        plan(replace(task, cost_limit_usd_per_h=15), traffic(requests=100, rate_rps=2), CATALOG)
+    assert error.value.is_proved

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from planner.documents.task import Objective
-from planner.domain import COST, GPUS, OWNED, POWER, FleetLimit, row_of
-from planner.errors import Change, InfeasibleError, ways_text
+from planner.domain import COST, GPUS, OWNED, POWER, ROUNDING, FleetLimit, row_of
+from planner.errors import Change, InfeasibleError, LeastWorker, ways_text
 from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.bounds import lower_bound
@@ -33,8 +33,8 @@ from planner.search.problem.plan_problem import Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
 from planner.solvers.master import FleetLimits
-from planner.solvers.whole_nodes import enough_for
-from planner.units import HOURS_PER_MONTH, show_amount, show_beside, show_s
+from planner.solvers.whole_nodes import enough_for, node_of
+from planner.units import HOURS_PER_MONTH, count_text, show_amount, show_beside, show_s
 
 # Numbers for which no measurement is named are set by hand.
 # Looser limits of the SLO that a fleet keeps are looked for only on traffic of at most this many requests.
@@ -145,6 +145,35 @@ def _none_fits_text(problem: Problem) -> str:
     )
 
 
+def _least_worker(problem: Problem) -> LeastWorker | None:
+    """The worker that takes least of a limit in which no worker has room; None without such a limit."""
+    for limit, amount in problem.limits.rows():
+        uses = [(problem.limits.used(limit, [(worker, 1)]), worker) for worker in problem.types]
+        used, worker = min(uses, key=lambda use: (use[0], use[1].gpus))
+        if used > amount * (1 + ROUNDING):
+            paid, node = f"{worker.gpus} × {worker.gpu.name}", node_of(worker.gpu)
+            if node is not None and problem.limits.counts_nodes(limit):
+                nodes = count_text(math.ceil(worker.gpus / node.gpus), "node")
+                paid = f"{nodes} of {node.gpus} × {worker.gpu.name}"
+            return LeastWorker(paid, Change(limit.name, amount, used, limit.unit))
+    return None
+
+
+def no_room_for_one(problem: Problem) -> InfeasibleError | None:
+    """The error of a question with a limit in which no worker has room, found without a search."""
+    least = _least_worker(problem)
+    if least is None:
+        return None
+    change = least.change
+    return InfeasibleError(
+        f"capacity: no worker is within the limits: {least}",
+        kind="capacity",
+        constraint=change.limit,
+        relaxation=f"{change.limit} >= {change.enough:.6g} {change.unit}, how much more is unknown",
+        least_worker=least,
+    )
+
+
 def infeasible(
     problem: Problem, level0: Level0, mixed: MixedFleets, wider_fleets: Sequence[Counts]
 ) -> InfeasibleError:
@@ -156,7 +185,9 @@ def infeasible(
     """
     rows = problem.limits.rows()
     names = ", ".join(limit.name for limit, _ in rows)
-    is_proved = problem.bound is None  # `bounds.lower_bound` found that no fleet is within the limits.
+    least = _least_worker(problem)
+    # `bounds.lower_bound` found that no fleet is within the limits.
+    is_proved = problem.bound is None or least is not None
     has_ended = level0.search.is_exhausted and (
         mixed.is_exact
         # If losses must be survived, the end of the search for mixed fleets shows nothing: its master ignores
@@ -170,7 +201,9 @@ def infeasible(
         # No limit on the fleet helps, so it is the SLO that is out of reach.
         return out_of_reach(problem, least_floors(problem))
     simulated = problem.oracle.simulations
-    if is_proved:
+    if least is not None:
+        reason = str(least)
+    elif is_proved:
         reason = "not even the least work that the SLO obliges fits within the limits"
     elif mixed.is_exact:
         reason = "every fleet was simulated"
