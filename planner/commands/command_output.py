@@ -28,6 +28,7 @@ from planner.traffic.scaling import RateRequest
 
 if TYPE_CHECKING:
     from planner.documents.catalog import Catalog
+    from planner.fleet import Fleet
     from planner.traffic.trace import Trace
 
 SLO_MISSED = 5  # The exit code of `simulate` and `validate` where the SLO is missed.
@@ -279,3 +280,16 @@ def traffic_option(rate: float | None, scale: str, window: str | None) -> RateRe
 
     known_scale = checked_scale(scale, "--scale")  # Refuses an unknown scale even if it is not used.
     return None if rate is None and window is None else RateRequest(rate, known_scale, window or "whole")
+
+
+def write_best_so_far(fleet: Fleet, out: Path | None, message: str) -> str:
+    """Write the fleet of an interrupted search into `out`, if there is one; the message, with the file."""
+    from planner.documents.fleet_file import fleet_document
+    from planner.files.checked_files import to_yaml, write_file
+    from planner.reports.output import BEST_SO_FAR
+
+    if out is None:
+        return message
+    head = f"# The search was interrupted; not certified: {message}.\n"
+    write_file(out / BEST_SO_FAR, head + to_yaml(fleet_document(fleet)))
+    return f"{message}: {out / BEST_SO_FAR}"

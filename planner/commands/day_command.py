@@ -16,6 +16,7 @@ from planner.commands.command_output import (
     print_warnings,
     read_requests,
     refuse_to_overwrite,
+    write_best_so_far,
 )
 from planner.commands.printed_tables import print_json, print_lines, print_rows, print_table
 from planner.commands.study_options import SloArgument
@@ -25,6 +26,7 @@ from planner.search.oracle.work_clock import USUAL_LIMIT_S
 if TYPE_CHECKING:
     from planner.day.day_study import DayAnswer
     from planner.day.several_llms_day import JointAnswer
+    from planner.fleet import Fleet
 
 
 StorageOption = Annotated[
@@ -112,6 +114,7 @@ def day(
     from planner.day.day_api import DayResult
     from planner.day.day_api import day as run_day
     from planner.files.checked_files import check_output_directory
+    from planner.files.interrupts import saving_on_interrupt
 
     if out is not None:
         check_output_directory(out)
@@ -128,16 +131,19 @@ def day(
             if trace is None
             else read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         )
-        day_result = run_day(
-            slo,
-            requests,
-            standing=fleet,
-            terms={name: value for name, value in terms.items() if value is not None},
-            catalog=catalog,
-            seed=seed,
-            time_limit_s=time_limit,
-            progress=progress,
-        )
+        day_so_far = DaySoFar(out, is_fleet_given=fleet is not None)
+        with saving_on_interrupt(day_so_far.write_fleet):
+            day_result = run_day(
+                slo,
+                requests,
+                standing=fleet,
+                terms={name: value for name, value in terms.items() if value is not None},
+                catalog=catalog,
+                seed=seed,
+                time_limit_s=time_limit,
+                progress=progress,
+                watch=day_so_far.note,
+            )
         written = () if out is None else day_result.save(out)
     if json_output:
         print_json(day_result.to_dict(), warnings + (() if requests is None else requests.warnings))
@@ -150,6 +156,37 @@ def day(
         print_joint_answer(day_result.answer)
     if written:
         print_lines(f"written to {out}: {len(written)} files; open {out}/day.html")
+
+
+class DaySoFar:
+    """The best fleet so far of a day, and its day; an interrupt writes the fleet into the folder `out`."""
+
+    def __init__(self, out: Path | None, *, is_fleet_given: bool) -> None:
+        self.out = out
+        self.is_fleet_given = is_fleet_given
+        self.fleet: Fleet | None = None
+        self.answer: DayAnswer | None = None
+
+    def note(self, fleet: Fleet, answer: DayAnswer | None) -> None:
+        """Remember the fleet, and its day where that is done."""
+        self.fleet, self.answer = fleet, answer
+
+    def write_fleet(self) -> str:
+        """Write the fleet, unless it was given. Returns sentences on the day, the fleet and the file."""
+        from planner.day import day_page
+        from planner.reports.words import describe_fleet
+
+        if self.fleet is None:
+            return "no day is done yet, so nothing is kept"
+        message = f"what stands all day is {describe_fleet(self.fleet)}"
+        if self.answer is not None:
+            day_text = day_page.recommendation_sentence(self.answer).rstrip(".")
+            message = f"the best day so far is of {describe_fleet(self.fleet)}: {day_text}"
+        if self.is_fleet_given:
+            return f"{message}; nothing is written"
+        return write_best_so_far(self.fleet, self.out, message) + (
+            "; nothing is written without -o" if self.out is None else ", which --fleet takes"
+        )
 
 
 def run_controller(

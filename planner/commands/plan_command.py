@@ -18,6 +18,7 @@ from planner.commands.command_output import (
     print_warnings,
     refuse_to_overwrite,
     stopped_after,
+    write_best_so_far,
 )
 from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
 from planner.commands.printed_tables import print_json, print_lines, print_rows, print_table, slo_rows
@@ -267,9 +268,6 @@ class BestSoFar:
         """Write the fleet into `out`, if there are both. Returns a sentence on the fleet and the file."""
         if self.latest is None or self.latest.fleet is None:
             return "no fleet was found yet"
-        from planner.documents.fleet_file import fleet_document
-        from planner.files.checked_files import to_yaml, write_file
-        from planner.reports.output import BEST_SO_FAR
         from planner.reports.words import describe_fleet
         from planner.search.problem.bill import bill_fleet
 
@@ -277,11 +275,7 @@ class BestSoFar:
         message = (
             f"the best fleet so far is {describe_fleet(fleet)}, {bill_fleet(fleet).usd_per_h:,.2f} USD/h"
         )
-        if self.out is None:
-            return message
-        head = f"# The search was interrupted; not certified: {message}.\n"
-        write_file(self.out / BEST_SO_FAR, head + to_yaml(fleet_document(fleet)))
-        return f"{message}: {self.out / BEST_SO_FAR}"
+        return write_best_so_far(fleet, self.out, message)
 
 
 def interrupt_message(out: Path) -> Callable[[], str]:

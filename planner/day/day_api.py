@@ -27,7 +27,7 @@ from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
 from planner.day import day_page, several_llms_day_page
 from planner.day.changing_types import changing_types
-from planner.day.day_fleets import GIVEN, ON_PAPER, candidate_fleets, cheapest_fleet, other_queues
+from planner.day.day_fleets import GIVEN, ON_PAPER, DayWatch, candidate_fleets, cheapest_fleet, other_queues
 from planner.day.day_manifests import OUTDATED, controller_manifests, manifests_of_all
 from planner.day.day_settings import (
     ALL_FLEETS,
@@ -187,6 +187,7 @@ def day(
     seed: int = 0,
     time_limit_s: float = USUAL_LIMIT_S,
     progress: Progress = report_nothing,
+    watch: DayWatch = report_nothing,
     **keys: Unpack[TaskKeys],
 ) -> DayResult | JointDayResult:
     """Simulate controllers on a day of traffic: cost, windows that keep the SLO, regret above the optimum.
@@ -204,7 +205,8 @@ def day(
     rest; the answer then has the GPU hours of the optimum beside theirs.
 
     A day may take as much work as a plan (search/oracle/work_clock.py counts it), so that its answer does not
-    depend on the machine; `time_limit_s` on the wall clock is a safety net. Raises InputError for what cannot
+    depend on the machine; `time_limit_s` on the wall clock is a safety net. For one LLM `watch` is called
+    with the best fleet so far and its day. Raises InputError for what cannot
     be read or simulated, InfeasibleError if no fleet keeps the SLO.
     """
     seed, time_limit_s = checked_seed(seed), checked_time_limit(time_limit_s)
@@ -212,8 +214,8 @@ def day(
     day_section = _parse_section(question, terms or {})
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     with time_limit(time_limit_s) as deadline:
-        answer_day = _day_together if question.has_several_llms else _day_of_one_llm
-        return answer_day(question, trace, standing, day_section, facts, seed, deadline, progress)
+        asked = (question, trace, standing, day_section, facts, seed, deadline, progress)
+        return _day_together(*asked) if question.has_several_llms else _day_of_one_llm(*asked, watch)
 
 
 def _day_of_one_llm(
@@ -225,6 +227,7 @@ def _day_of_one_llm(
     seed: int,
     deadline: float,
     progress: Progress,
+    watch: DayWatch,
 ) -> DayResult:
     """`day` for a question of one LLM; `deadline` is on the search's clock (work_clock.py)."""
     began, work_s = now_s(), deadline - now_s()
@@ -244,6 +247,7 @@ def _day_of_one_llm(
     if standing is None:
         progress("the fleet that stands all day")
         plan = study.answer(task)
+        watch(plan.fleet, None)
         limits, requests = plan.problem.slo, plan.problem.trace
         fleets, note = {ON_PAPER: plan.fleet}, PAPER_NOTE
         if day_section.fleets == ALL_FLEETS:
@@ -270,10 +274,11 @@ def _day_of_one_llm(
             most_work_s=left_s,
             optimum=day_section.optimum,
             progress=progress_of_fleet(fleets, fleet, progress),
+            watch=(lambda answer: watch(fleet, answer)) if missed_usd is None else report_nothing,
         )
 
     types_of = _types_search(day_section, fleets, progress)
-    return DayResult(cheapest_fleet(fleets, day_of, deadline, types_of), day_section.is_oracle)
+    return DayResult(cheapest_fleet(fleets, day_of, deadline, types_of, watch), day_section.is_oracle)
 
 
 def progress_of_fleet(fleets: Mapping[str, Fleet], fleet: Fleet, progress: Progress) -> Progress:

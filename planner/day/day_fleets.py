@@ -11,7 +11,7 @@ Each of these fleets keeps its worker types all day. `cheapest_fleet` also compu
 save (planner/day/changing_types.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from planner.day.day_study import ChangingTypes, DayAnswer, FleetDay, score_day
@@ -23,6 +23,7 @@ from planner.policies import QUEUE
 from planner.reports.words import describe_fleet
 from planner.search.evidence.alternatives import find_alternatives
 from planner.search.oracle.work_clock import ended_by, is_over, now_s
+from planner.search.problem.plan_problem import report_nothing
 from planner.studies.per_gpu import gpu_types
 from planner.studies.what_if import Study, StudyAnswer
 
@@ -31,6 +32,9 @@ LEAST_TIME_S = 1.0  # A search or a day gets at least this long on the search's 
 QUEUE_AXIS = "queue"  # The order of the queue among the policies that a question may change.
 # Labels of the fleet whose alternatives are compared: planned for this day, or given with --fleet.
 ON_PAPER, GIVEN = "the fleet on paper", "the fleet given"
+
+DayWatch = Callable[[Fleet, DayAnswer | None], None]
+"""Called with the fleet of the best day so far, and that day; None before the first one is done."""
 
 
 def candidate_fleets(
@@ -84,13 +88,15 @@ def cheapest_fleet(
     day_of: Callable[[Fleet, float, float | None], DayAnswer],
     deadline: float,
     types_of: Callable[[dict[str, DayAnswer], float], ChangingTypes] | None = None,
+    watch: DayWatch = report_nothing,
 ) -> DayAnswer:
     """The day of the fleet that costs least under its best controller; `fleets` has a row for every fleet.
 
     `day_of` takes a fleet, its seconds of the search's clock, and the cost of a missed window [USD]: None for
     the first fleet, whose day sets the cost for all others. An error in the day of the first fleet is raised;
     for another fleet it becomes the `why` of its row. `types_of` finds what changing worker types saves, from
-    the answers and its seconds of the search's clock; None: this is not searched.
+    the answers and its seconds of the search's clock; None: this is not searched. `watch` is called with the
+    cheapest day so far, after the day of each fleet.
     """
     first_label = next(iter(fleets))
     # The time is shared by the days of the fleets and the search for changing types.
@@ -112,6 +118,8 @@ def cheapest_fleet(
             continue
         answers[label] = answer
         missed_usd = answers[first_label].missed_usd
+        chosen = _cheapest_label(answers)
+        watch(answers[chosen].question.fleet, answers[chosen])
         best, optimum = answer.winner, answer.optimum
         rows[label] = FleetDay(
             label,
@@ -122,8 +130,7 @@ def cheapest_fleet(
             missed=best.missed_windows,
             optimum_usd=None if optimum is None else optimum.usd,
         )
-    miss_terms = answers[first_label].miss_terms
-    chosen = min(answers, key=lambda label: score_day(answers[label].winner, miss_terms))
+    chosen = _cheapest_label(answers)
     marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
     types = None
     if types_of is not None:
@@ -133,6 +140,12 @@ def cheapest_fleet(
         note = f"{chosen}: the cheapest day of {len(answers)} fleets"
         answer = replace(answer, question=replace(answer.question, fleet_note=note))
     return answer
+
+
+def _cheapest_label(answers: Mapping[str, DayAnswer]) -> str:
+    """The label of the cheapest day, by what the first fleet's day says a missed window costs."""
+    miss_terms = next(iter(answers.values())).miss_terms
+    return min(answers, key=lambda label: score_day(answers[label].winner, miss_terms))
 
 
 def describe_with_queue(fleet: Fleet) -> str:

@@ -17,7 +17,7 @@ its day keeps every window and costs less than what the search found, that day b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -329,10 +329,12 @@ def study_day(
     most_work_s: float = WORK_S,
     optimum: bool = True,
     progress: Progress = report_nothing,
+    watch: Callable[[DayAnswer], None] = report_nothing,
 ) -> DayAnswer:
     """Simulate the static fleet, every controller and the optimum on the same traffic.
 
     `most_work_s` of the search's clock (work_clock.py) limits the choice of parameters and the optimum.
+    `watch` is called with the answer before the optimum is searched.
     Raises InputError where the traffic cannot be split as `train_frac` says, or is of a kind that changing
     pools cannot serve.
     """
@@ -341,23 +343,26 @@ def study_day(
     inputs, days, left_out = run_controllers([question], chosen, deadline, progress)
     (judged_question,), (train,), (knowledge,) = inputs.questions, inputs.trains, inputs.knowledge
     rows = [row for (row,) in days]
-    best_day, why = None, "it was not requested"
+    answer = DayAnswer(
+        question,
+        judged_question.trace,
+        tuple(rows),
+        None,
+        "it was not requested",
+        knowledge.capacity,
+        left_out,
+        warnings_of(question, train, rows),
+    )
+    watch(answer)
     if optimum:
+        best_day, why = None, answer.no_optimum
         progress("the optimum: the cheapest sizes that keep every window, knowing the traffic")
         try:
             best_day = best_sizes(judged_question, rows, deadline=deadline, progress=progress)
         except PlannerError as error:  # No optimum, or no time for it: the controllers' days are an answer.
             why = str(error)
-    return DayAnswer(
-        question,
-        judged_question.trace,
-        tuple(rows),
-        best_day,
-        why,
-        knowledge.capacity,
-        left_out,
-        warnings_of(question, train, rows),
-    )
+        answer = replace(answer, optimum=best_day, no_optimum=why)
+    return answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -103,3 +103,44 @@ def test_an_interrupt_at_any_moment_is_one_line(tmp_path: Path, after_s: float) 
         assert ("report.html" in written) == ("without its report" not in last)
     else:  # or it came when all was written and nothing said yet
         assert not left or {"plan.yaml", "certificate.json", "report.html", "manifests"} <= written
+
+
+WAITING_DAY = """
+import os, time
+from fleetplan.__main__ import main
+from planner.day import day_study
+
+def wait(*_, **__):
+    os.write(1, b".")
+    time.sleep(60)
+
+day_study.best_sizes = wait
+main()
+"""
+
+
+@pytest.mark.long
+def test_an_interrupted_day_leaves_the_fleet_of_its_best_day_so_far(tmp_path: Path) -> None:
+    """The controllers are done, the optimum is not. `plan day` left nothing, without a word."""
+    (tmp_path / "slo.yaml").write_text(SLO + "day: {controllers: [hpa], start: 30 s}\n")
+    (tmp_path / "trace.csv").write_text(TRACE)
+    line = ["day", "--slo", "slo.yaml", "--trace", "trace.csv"]
+    for out in (["-o", "out"], []):
+        with subprocess.Popen(
+            [sys.executable, "-c", WAITING_DAY, *line, *out],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as run:
+            assert run.stdout is not None and run.stdout.read(1) == "."
+            run.send_signal(signal.SIGTERM)
+            _, said = run.communicate(timeout=PATIENCE_S)
+        last = said.splitlines()[-1]
+        assert run.returncode == 143 and last.startswith("plan: interrupted; the best day so far is of "), (
+            said
+        )
+        assert last.endswith(": out/best-so-far.yaml, which --fleet takes" if out else "without -o")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["best-so-far.yaml"]
+    again = [sys.executable, "-m", "fleetplan", *line, "--fleet", "out/best-so-far.yaml", "-q"]
+    assert subprocess.run(again, cwd=tmp_path, check=False, capture_output=True).returncode == 0
