@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from planner.documents.fleet_file import fleet_document
 from planner.documents.log_columns import log_options_of
 from planner.errors import InfeasibleError, InputError
 from planner.files.checked_files import (
+    YAML_SUFFIXES,
     check_output_directory,
     check_output_file,
     to_yaml,
@@ -35,6 +37,7 @@ from planner.traffic.trace import spread_stamps
 from planner.units import HOUR_S, parse_quantity, show_digits
 
 QuestionLike = TaskDocument | inputs.KeysAndValues | str | Path
+REPLAN_NAMES = ("fleet.yaml", "replan.json")  # What `ReplanResult.save` writes into a folder.
 PLAN_TIME_LIMIT_S = 120.0  # For each plan; `what_if` and `sensitivity` have an argument for it.
 
 
@@ -211,10 +214,19 @@ class ReplanResult(Result):
         """One row per candidate fleet: its cost, the cost of starts and stops, whether it keeps the SLO."""
         return pd.DataFrame(self.to_dict()["ways"])
 
-    def save(self, file: str | Path) -> None:
-        """Write the new fleet as a fleet.yaml."""
-        check_output_file(Path(file))
-        write_file(Path(file), to_yaml(fleet_document(self.fleet)))
+    def save(self, path: str | Path) -> tuple[str, ...]:
+        """Write the new fleet, fleet.yaml, and the answer, replan.json, into a folder; returns their names. A
+        path that ends in .yaml, .yml or .json is a file, for the fleet alone.
+        """
+        path, fleet_text = Path(path), to_yaml(fleet_document(self.fleet))
+        if path.suffix in YAML_SUFFIXES:
+            check_output_file(path)
+            write_file(path, fleet_text)
+            return ()
+        check_output_directory(path)
+        texts = (fleet_text, json.dumps(self.to_dict(), indent=2) + "\n")
+        write_files(path, dict(zip(REPLAN_NAMES, texts, strict=True)))
+        return REPLAN_NAMES
 
 
 def what_if(

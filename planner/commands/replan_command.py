@@ -13,9 +13,20 @@ from planner.commands.printed_tables import print_json, print_lines, print_rows,
 from planner.commands.study_options import StudyOptions, with_study_options
 from planner.domain import OWNED
 from planner.errors import InputError
+from planner.files.checked_files import YAML_SUFFIXES
 from planner.slo_metrics import metric_label
 from planner.units import HOUR_S, count_text, parse_quantity, show_beside, show_digits, show_s
 
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        parser=shared_options.folder_or_file(*YAML_SUFFIXES),
+        metavar="DIR|FILE.yaml",
+        help="Folder for fleet.yaml, the new fleet, and replan.json; or FILE.yaml (.json), the fleet alone.",
+    ),
+]
 MOST_USD = 1e9  # Starting or stopping a worker costs less; more is a mistake in the unit.
 
 
@@ -31,7 +42,7 @@ def replan(
         float, typer.Option("--start-cost", min=0.0, help="USD per worker started: loading, warming up.")
     ] = 1.0,  # This is replanning.USUAL_START_USD, whose import would slow every command down.
     stop_cost: Annotated[float, typer.Option("--stop-cost", min=0.0, help="USD per worker stopped.")] = 0.0,
-    out: Annotated[Path | None, shared_options.out_file("Write the new fleet as a fleet.yaml.")] = None,
+    out: OutOption = None,
 ) -> None:
     """Keep what runs while it holds; else the smallest change that pays over the horizon.
 
@@ -39,7 +50,7 @@ def replan(
     """
     from planner.api.inputs import fleet_file_warnings, plan_file, read_fleet
     from planner.api.questions import read_task
-    from planner.api.studying import replan_in
+    from planner.api.studying import REPLAN_NAMES, replan_in
     from planner.files import checked_files
     from planner.studies.replanning import ReplanTerms
 
@@ -49,8 +60,10 @@ def replan(
     horizon_h = parse_quantity(horizon, "s", where="--horizon") / HOUR_S
     file = plan_file(current)
     if out is not None:
-        checked_files.check_output_file(out)
-        refuse_to_overwrite([out], file, options.slo, options.trace)
+        is_file = out.suffix in YAML_SUFFIXES
+        (checked_files.check_output_file if is_file else checked_files.check_output_directory)(out)
+        outputs = [out] if is_file else [out / name for name in REPLAN_NAMES]
+        refuse_to_overwrite(outputs, file, options.slo, options.trace)
     with options.at_work() as (progress, catalog):
         task = read_task(options.slo, catalog)
         running = read_fleet(file, catalog, slo=task)
@@ -60,14 +73,14 @@ def replan(
         planned_on = file.parent / "requests.csv"
         result = replan_in(study, task, running, planned_on, ReplanTerms(horizon_h, start_cost, stop_cost))
         if out is not None:
-            result.save(out)
+            written = result.save(out)
     answer_document = result.to_dict()
     if options.json_output:
         print_json(answer_document, warnings + study.trace.warnings)
     else:
         _print_answer(answer_document, str(planned_on))
         if out is not None:
-            print_lines(f"written to {out}: the fleet to run")
+            print_lines(f"written to {out}: {', '.join(written) or 'the fleet to run'}")
 
 
 def _print_answer(document: dict[str, Any], planned_on: str) -> None:

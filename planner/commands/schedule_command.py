@@ -51,7 +51,7 @@ OutOption = Annotated[
     typer.Option(
         "--out",
         "-o",
-        parser=shared_options.folder_or_csv,
+        parser=shared_options.folder_or_file(".csv"),
         metavar="DIR|FILE.csv",
         help="Folder for schedule.html (charts), .csv and .json; or FILE.csv, for the workers alone.",
     ),

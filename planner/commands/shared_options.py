@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,9 +31,9 @@ def out_folder(help: str) -> Any:
     return typer.Option("--out", "-o", readable=False, help=help)
 
 
-def folder_or_csv(text: str) -> Path:
-    """The value of -o: a file if it ends in .csv, else a folder."""
-    return _file_path(text) if Path(text).suffix == ".csv" else Path(text)
+def folder_or_file(*suffixes: str) -> Callable[[str], Path]:
+    """A parser of the value of -o: a file if it ends in one of `suffixes`, else a folder."""
+    return lambda text: _file_path(text) if Path(text).suffix in suffixes else Path(text)
 
 
 # With readable=False checked_files.py reports every fault of a file in the same way.

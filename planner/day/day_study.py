@@ -361,7 +361,8 @@ def study_day(
             best_day = best_sizes(judged_question, rows, deadline=deadline, progress=progress)
         except PlannerError as error:  # No optimum, or no time for it: the controllers' days are an answer.
             why = str(error)
-        answer = replace(answer, optimum=best_day, no_optimum=why)
+        warnings = warnings_of(question, train, rows)  # Again: a search may have ended by the clock.
+        answer = replace(answer, optimum=best_day, no_optimum=why, warnings=warnings)
     return answer
 
 

@@ -27,6 +27,7 @@ from planner.files import interrupts
 from planner.files.jsontext import MOST_DIGITS, is_text, parse_json
 
 # Limits on what is read: no proper input is larger, and reading it all before refusing it would take memory.
+YAML_SUFFIXES = (".yaml", ".yml", ".json")  # How the name of a file with YAML ends.
 MAX_LINE_BYTES = 4 * 2**20  # The longest line of text: one request with its prompt.
 MAX_DOCUMENT_BYTES = 256 * 2**20  # The longest line that holds a whole JSON document.
 MAX_JSON_BYTES = 16 * 2**20

@@ -161,8 +161,11 @@ def test_replan_is_the_command(slo: Path, plan: PlanResult, tmp_path: Path) -> N
     assert found.to_dict() == printed("replan", "--current", tmp_path / "running", "--slo", busier)
     assert not found.keeps and found.fleet.gpus > plan.gpus
     assert any("drift: requests/s" in line for line in found.sentences())
-    found.save(tmp_path / "fleet.yaml")
-    assert fleetplan.read_fleet(tmp_path / "fleet.yaml").gpus == found.fleet.gpus
+    assert found.save(tmp_path / "fleet.yaml") == ()
+    assert found.save(tmp_path / "next") == ("fleet.yaml", "replan.json")
+    for file in (tmp_path / "fleet.yaml", tmp_path / "next" / "fleet.yaml"):
+        assert fleetplan.read_fleet(file).gpus == found.fleet.gpus
+    assert json.loads((tmp_path / "next" / "replan.json").read_text()) == found.to_dict()
 
 
 def test_a_rate_beside_the_trace_is_that_of_traffic(plan: PlanResult) -> None:

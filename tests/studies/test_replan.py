@@ -347,10 +347,12 @@ def test_a_plan_is_replanned_by_the_command_and_read_back(tmp_path: Path) -> Non
     assert not found["keeps"] and found["is_exhausted"]
     assert found["is_exact"] == (not found["left_out_by_a_larger_one"])
     assert [row["what"] for row in found["drift"] if row["is_drift"]] == ["requests/s"]
-    kept = str(tmp_path / "kept.yaml")
+    kept = str(tmp_path / "kept")  # No suffix: a folder, as -o of other commands is.
     again = CliRunner().invoke(app, ["replan", "--current", str(fleet), *later, "-o", kept])
     assert again.exit_code == 0, again.output
-    assert f"written to {kept}" in "".join(again.stdout.split("\n"))
+    assert f"written to {kept}: fleet.yaml, replan.json" in "".join(again.stdout.split("\n"))
+    assert (tmp_path / "kept" / "fleet.yaml").exists()
+    assert json.loads((tmp_path / "kept" / "replan.json").read_text())["keeps"]
     assert "keep what runs" in again.stdout and "is not known" in again.stdout
 
 
