@@ -26,6 +26,7 @@ from planner.documents.facts import (
     NoneTogether,
     NotCertified,
     NotShared,
+    NotSimulated,
     RooflineWon,
     SeparateKept,
     ServicesApart,
@@ -39,6 +40,7 @@ from planner.documents.safety import LEAST_KEPT_FRAC, strictest_safety
 from planner.domain import OWNED, SPOT, Limit, payment_suffix
 from planner.errors import MostKept, ways_text
 from planner.fleet import Fleet, Pool
+from planner.manifests import TARGETS
 from planner.reports.answer_sentences import workers_text
 from planner.reports.fact_sentences import (
     LESS,
@@ -193,7 +195,18 @@ def targets_text(plan: Plan, remedy: str = BY_COMMAND.another_target) -> str:
     for_whom = f"For {list_text(keeping)}" if keeping else "For `plan serve`, our own router, alone"
     if plan.certificate.for_targets:
         return f"{for_whom}; {'; '.join(map(for_targets_text, plan.certificate.for_targets))}."
-    return f"{for_whom}; NOT kept on {list_text(missed)}{f': {remedy}' if remedy else ''}."
+    unable = _unable_targets(plan)
+    cannot = f"; {list_text(unable)} cannot run it" if unable else ""
+    return f"{for_whom}; NOT kept on {list_text(missed)}{cannot}{f': {remedy}' if remedy else ''}."
+
+
+def _unable_targets(plan: Plan) -> list[str]:
+    """The targets that cannot express the fleet; empty where one target, or not every router, was asked."""
+    certificate = plan.certificate
+    if certificate.deploy is not None or NotSimulated(("routers",)) in plan.warnings:
+        return []
+    simulated = {row.target for row in certificate.routers}
+    return [name for name in TARGETS if name not in simulated]
 
 
 def misses_targets(plan: Plan) -> bool:
@@ -680,6 +693,8 @@ def _router_figures(plan: Plan) -> list[KeyFigure]:
         targets_by_text.setdefault(text, []).append(row.target)
     kept_count = sum(row.keeps for row in rows)
     note = "; ".join(f"{', '.join(targets)} ({text})" for text, targets in targets_by_text.items())
+    if unable := _unable_targets(plan):
+        note += f"; {', '.join(unable)} (cannot run this fleet, manifests/README.md says why)"
     if any(row.needs_priority for row in rows):
         note = f"if every request brings its priority: {note}"
     return [KeyFigure("Routers", f"kept on {kept_count} of {count_text(len(rows), 'target')}", note)]

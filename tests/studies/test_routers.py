@@ -231,6 +231,8 @@ def test_a_router_that_keeps_what_is_written_and_misses_futures_does_not_keep_th
         said.startswith("For llm-d and kserve; NOT kept on vllm, compose, kubernetes, lws")
         and "--target" in said
     )
+    # Only pairs of prefill and decode workers run on it: it was named nowhere on the first screen.
+    assert "skypilot; disaggregatedset cannot run it: --target" in said.replace(" and skypilot", ", skypilot")
     assert said in verdict_text(plan) and f"# {said}" in render(plan)["plan.yaml"]
     rows = {each["target"]: each["kept"] for each in yaml.safe_load(render(plan)["plan.yaml"])["routers"]}
     assert rows["kserve"] is True and rows["kubernetes"] is False
