@@ -131,7 +131,7 @@ def day(
             if trace is None
             else read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         )
-        day_so_far = DaySoFar(out, is_fleet_given=fleet is not None)
+        day_so_far = DaySoFar(progress, out, is_fleet_given=fleet is not None)
         with saving_on_interrupt(day_so_far.write_fleet):
             day_result = run_day(
                 slo,
@@ -141,8 +141,7 @@ def day(
                 catalog=catalog,
                 seed=seed,
                 time_limit_s=time_limit,
-                progress=progress,
-                watch=day_so_far.note,
+                progress=day_so_far,
             )
         written = () if out is None else day_result.save(out)
     if json_output:
@@ -161,13 +160,16 @@ def day(
 class DaySoFar:
     """The best fleet so far of a day, and its day; an interrupt writes the fleet into the folder `out`."""
 
-    def __init__(self, out: Path | None, *, is_fleet_given: bool) -> None:
-        self.out = out
+    def __init__(self, progress: Progress, out: Path | None, *, is_fleet_given: bool) -> None:
+        self.progress, self.out = progress, out
         self.is_fleet_given = is_fleet_given
         self.fleet: Fleet | None = None
         self.answer: DayAnswer | None = None
 
-    def note(self, fleet: Fleet, answer: DayAnswer | None) -> None:
+    def __call__(self, text: str) -> None:
+        self.progress(text)
+
+    def note_day(self, fleet: Fleet, answer: DayAnswer | None) -> None:
         """Remember the fleet, and its day where that is done."""
         self.fleet, self.answer = fleet, answer
 

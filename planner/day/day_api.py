@@ -187,7 +187,6 @@ def day(
     seed: int = 0,
     time_limit_s: float = USUAL_LIMIT_S,
     progress: Progress = report_nothing,
-    watch: DayWatch = report_nothing,
     **keys: Unpack[TaskKeys],
 ) -> DayResult | JointDayResult:
     """Simulate controllers on a day of traffic: cost, windows that keep the SLO, regret above the optimum.
@@ -205,8 +204,8 @@ def day(
     rest; the answer then has the GPU hours of the optimum beside theirs.
 
     A day may take as much work as a plan (search/oracle/work_clock.py counts it), so that its answer does not
-    depend on the machine; `time_limit_s` on the wall clock is a safety net. For one LLM `watch` is called
-    with the best fleet so far and its day. Raises InputError for what cannot
+    depend on the machine; `time_limit_s` on the wall clock is a safety net. `progress` may have
+    a method `note_day` (`DayWatch`), for the best day of one LLM so far. Raises InputError for what cannot
     be read or simulated, InfeasibleError if no fleet keeps the SLO.
     """
     seed, time_limit_s = checked_seed(seed), checked_time_limit(time_limit_s)
@@ -214,8 +213,8 @@ def day(
     day_section = _parse_section(question, terms or {})
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     with time_limit(time_limit_s) as deadline:
-        asked = (question, trace, standing, day_section, facts, seed, deadline, progress)
-        return _day_together(*asked) if question.has_several_llms else _day_of_one_llm(*asked, watch)
+        answer_day = _day_together if question.has_several_llms else _day_of_one_llm
+        return answer_day(question, trace, standing, day_section, facts, seed, deadline, progress)
 
 
 def _day_of_one_llm(
@@ -227,9 +226,9 @@ def _day_of_one_llm(
     seed: int,
     deadline: float,
     progress: Progress,
-    watch: DayWatch,
 ) -> DayResult:
     """`day` for a question of one LLM; `deadline` is on the search's clock (work_clock.py)."""
+    watch: DayWatch = getattr(progress, "note_day", report_nothing)
     began, work_s = now_s(), deadline - now_s()
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")

@@ -37,7 +37,7 @@ COLUMNS, LINES = 100, 24  # of a screen
 SIGNATURES = {
     "catalog": "folder",
     "compare": "fleets, trace, slo, *, policies, traffic, catalog, seed, executor, **traffic_keys",
-    "day": "slo, trace, *, standing, terms, catalog, seed, time_limit_s, progress, watch, **keys",
+    "day": "slo, trace, *, standing, terms, catalog, seed, time_limit_s, progress, **keys",
     "goodput": "fleet, trace, slo, *, traffic, seeds, tolerance_frac, catalog, watch",
     "manifests": "plan, target, *, max_model_len, catalog",
     "pareto": "slo, trace, over, *, limits, points, catalog, seed, progress, **keys",
