@@ -18,7 +18,7 @@ from planner.fleet import Policies, Role, WorkerType
 # Compiled code identifies policies by these numbers.
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
 # Queues up to EDF are heaps with a fixed key per request; queues from LPM on look at caches or tenants.
-FCFS, SJF, LJF, SRPT, EDF, LPM, VTC, DLPM, PREBLE, TURNS = range(10)
+FCFS, SJF, LJF, SRPT, EDF, DLPM_HELD, LPM, VTC, DLPM, PREBLE, TURNS = range(11)
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
 HEAVY_LIGHT, REBALANCED, SAME_PLACE, DEFERRED = range(7, 11)
@@ -249,13 +249,15 @@ class Queue(Policy):
     """Which prompt is next.
 
     vLLM's priority is `rank` of the tokens of the prompt, of the output, and of the longest prompt. With
-    `by_turns` it is a number that the router gives each request as it sends it.
+    `by_turns` it is a number that the router gives each request as it sends it. If prompts are
+    `held_by_router`, engines serve them as they come, and the router decides when each comes.
     """
 
     kind: ClassVar[str] = "queue"
     simulators: tuple[str, ...] = STEPWISE_ONLY
     rank: Callable[[int, int, int], int] | None = None
     by_turns: bool = False
+    held_by_router: bool = False
     by_deadline: bool = False  # Its order depends on when requests are due, which their class decides.
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
 
@@ -263,6 +265,11 @@ class Queue(Policy):
     def has_rank(self) -> bool:
         """Whether a request's priority in vLLM follows from the request alone, whoever sends it."""
         return self.rank is not None or self.by_deadline
+
+    @property
+    def is_of_our_router(self) -> bool:
+        """Whether only `plan serve` gives this order: it alone numbers prompts, or holds them."""
+        return self.by_turns or self.held_by_router
 
     @property
     def is_by_priority(self) -> bool:
@@ -457,6 +464,14 @@ TABLE: tuple[Policy, ...] = (
         counts_tenants=True,
         by_turns=True,
         at={VLLM: RouterDifference("priority", "goes by the number that `plan serve` gives each request")},
+    ),
+    Queue(
+        name="dlpm-held",
+        code=DLPM_HELD,
+        words="as dlpm, at the router, which keeps two prompts or two steps of prompts at each engine",
+        counts_tenants=True,
+        held_by_router=True,
+        at={VLLM: RouterDifference("fcfs", "takes prompts as they come; `plan serve` holds and orders them")},
     ),
     Queue(
         name="preble",
@@ -798,7 +813,7 @@ def by_tenant(policies: Policies) -> bool:
     """Whether the router must know the tenant of each request."""
     row = QUEUE[policies.queue]
     is_due_by_tenant = row.by_deadline and any(selector.tenants for selector, _ in policies.due)
-    return ROUTING[policies.routing].counts_tenants or row.by_turns or is_due_by_tenant
+    return ROUTING[policies.routing].counts_tenants or row.is_of_our_router or is_due_by_tenant
 
 
 # The policies that a plan may choose for any SLO; EDF is left out because it needs classes. Routings that
@@ -818,7 +833,8 @@ def is_deployed(row: Policy, target: str | None) -> bool:
     batching, admission and roles as the default rows do.
     """
     if isinstance(row, Queue):
-        return not find_router_difference(row, VLLM).is_lacking and not (row.by_turns and target is not None)
+        is_lacking = find_router_difference(row, VLLM).is_lacking
+        return not is_lacking and not (row.is_of_our_router and target is not None)
     if isinstance(row, Routing):
         is_lacking = find_router_difference(row, OURS).is_lacking
         return not (is_lacking if target is None else lacks_routing(row.name, target))

@@ -60,6 +60,13 @@ SCHEDULERS = {
         quantum_tokens=2000,
         worker_quantum_tokens=20_000,
     ),
+    "d2lpm at the router": Policies(
+        prefix_cache=True,
+        routing="d2lpm",
+        queue="dlpm-held",
+        quantum_tokens=2000,
+        worker_quantum_tokens=20_000,
+    ),
 }
 # Policies for one GPU, where there is nothing to route. "By numbers" needs a routing that looks at caches,
 # because the numbers of prompts depend on what the router has sent.
@@ -70,6 +77,7 @@ ALONE = {
     "dlpm by numbers": replace(
         SCHEDULERS["d2lpm by numbers"], routing="prefix-affinity", quantum_tokens=8000
     ),
+    "dlpm at the router": replace(SCHEDULERS["d2lpm at the router"], routing="round-robin"),
 }
 SMALL = "a10g-24g"
 Floats = npt.NDArray[np.float64]

@@ -435,6 +435,11 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
             f"- Prompts wait in the order {fleet.policies.queue}: the engines run with --scheduling-policy "
             "priority, and `plan serve` numbers the requests; the routers of these manifests cannot."
         )
+    if QUEUE[fleet.policies.queue].held_by_router:
+        lines.append(
+            f"- Prompts wait in the order {fleet.policies.queue}: `plan serve` holds them and sends them in "
+            "this order; the routers of these manifests cannot."
+        )
     if fleet.llm.dtype_bytes != 2:
         lines.append(
             f"- The plan counts {fleet.llm.dtype_bytes:g} byte(s) per weight: the checkpoint must be of that "

@@ -166,7 +166,7 @@ _CAUTIONS: dict[facts.Caution, str] = {
     ),
     "no-queue-by-tenants": (
         "slo: tenants is kept by enough workers alone, as no queue of this deployment target goes by "
-        "tenants; `plan serve` has one (dlpm-turns), which a plan without deploy tries, and which may need "
+        "tenants; `plan serve` has one (dlpm-held), which a plan without deploy tries, and which may need "
         "fewer"
     ),
     "prompts-first": (

@@ -25,6 +25,7 @@ from planner.simulator.caches import (
     take_prefix,
 )
 from planner.simulator.flips import flip_if_due
+from planner.simulator.held_prompts import hold_prompt, note_first_token, remove_held, send_next_held
 from planner.simulator.kv_blocks import blocks_of, request_blocks, seat_blocks
 from planner.simulator.layout import ARRIVAL_POOL, BLOCK, HAND_OFF_POOL, NONE, ROUTING, TBT_S, ZERO
 from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_has
@@ -40,11 +41,12 @@ from planner.simulator.routing import choose_worker, holds_back, set_pools
     FREE,  # The seat has no request.
     GONE,  # The request has ended; the window of the routing policy e2 still has its prefix.
     SEATED,  # It is on no worker.
-    ROUTED,  # It was sent to a worker that computes its prompt.
+    HELD,  # It has a worker that is to compute its prompt, but waits at the router (held_prompts.py).
+    ROUTED,  # It was sent to that worker.
     ADMITTED,  # That worker's engine has taken it into its batch.
     COMPUTED,  # Its prompt is computed.
     DECODING,  # It is on its decode worker.
-) = (np.int64(stage) for stage in range(7))
+) = (np.int64(stage) for stage in range(8))
 # Kinds of events, for `note_event`. "It" is the request on the seat.
 (
     SEND,  # A worker is to be chosen for its prompt.
@@ -56,7 +58,8 @@ from planner.simulator.routing import choose_worker, holds_back, set_pools
     GO_DOWN,  # A worker has lost its cache.
     FORGET,  # The window of the routing policy e2 gives up requests.
     IS_HELD_BACK,  # A question: does the policy hold the request back?
-) = range(9)
+    SEND_HELD,  # A question: which request that waits for a worker at the router is sent now?
+) = range(10)
 
 
 @small_jit
@@ -169,7 +172,18 @@ def _send_request(state, r, time_s):
         assign_request(state, w, r, 1.0)
         add_load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
         assign_turn(state, w, r)
+        if hold_prompt(state, w, r):
+            request.status = HELD
     return w
+
+
+@where_has("caches", lambda state, w: NONE)
+def _send_held(state, w):
+    """The request that the router sends to worker w now; NONE if none waits for w, or none is due."""
+    r = send_next_held(state, w)
+    if r != NONE:
+        state.requests[r].status = ROUTED
+    return r
 
 
 @kernel_jit
@@ -198,6 +212,7 @@ def _end_prompt(state, r, time_s):
         add_load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
         request.status, request.first_token_s = COMPUTED, time_s
         request.computed_tokens = request.length_tokens
+        note_first_token(state, w, r)
         show_prefix(state, w, r)
 
 
@@ -227,6 +242,8 @@ def _cached_tokens(request, tokens):
 def _leave_worker(state, r, tokens, time_s):
     """Take request r off its worker, which it has left after `tokens` tokens of output, finished or not."""
     request, w = state.requests[r], _worker_of(state, r)
+    if request.status == HELD:
+        remove_held(state, w, r)
     if tokens > 0:
         # The tenant is charged for the tokens that came, which may be fewer than the request's limit.
         limit_tokens, request.output_tokens = request.output_tokens, tokens
@@ -235,7 +252,8 @@ def _leave_worker(state, r, tokens, time_s):
     if not _is_on_same_start(state, r):
         lose_prefix(state, r)
     else:
-        if request.status == ROUTED:
+        note_first_token(state, w, r)
+        if request.status == HELD or request.status == ROUTED:
             add_load(state, w, -float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
         elif request.status == ADMITTED:
             add_load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
@@ -243,7 +261,7 @@ def _leave_worker(state, r, tokens, time_s):
         if state.workers[w].assigned == 0.0:
             state.workers[w].idle_since_s = time_s
         note_end(state, w, r, tokens)
-        if request.status != ROUTED:
+        if request.status > ROUTED:
             blocks = request_blocks(state, w, request.length_tokens) + seat_blocks(state, w, r)
             state.workers[w].used_blocks -= blocks
         if request.status == ADMITTED or request.status == COMPUTED:
@@ -305,9 +323,9 @@ def take_seat(fields, r, time_s, inputs, outputs, tenant, start, depth):
 def note_event(fields, event, r, number, time_s):
     """Apply an event of the request on seat r, or of a worker.
 
-    `number` is the worker for GO_DOWN, how many requests to give up for FORGET, and for GROW and LEAVE the
-    tokens of output so far. Returns the worker that SEND or HAND_OFF chose, and for IS_HELD_BACK whether the
-    policy holds the request back.
+    `number` is the worker for GO_DOWN and SEND_HELD, how many requests to give up for FORGET, and for GROW
+    and LEAVE the tokens of output so far. Returns the worker that SEND or HAND_OFF chose, for IS_HELD_BACK
+    whether the policy holds the request back, and for SEND_HELD the request.
     """
     state = pointer_to(fields)
     if event == SEND:
@@ -317,6 +335,8 @@ def note_event(fields, event, r, number, time_s):
     if event == IS_HELD_BACK:
         set_pools(state)
         return np.int64(holds_back(state, ARRIVAL_POOL, r))
+    if event == SEND_HELD:
+        return _send_held(state, number)
     if event == GO_DOWN:
         _empty_worker(state, number, time_s)
     elif event == FORGET:

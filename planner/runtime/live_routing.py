@@ -95,6 +95,10 @@ class LiveFleet:
         self.keeps_prefixes = self.state.caches is not None and self.policies.prefix_cache
         self.has_window = ROUTING[self.policies.routing].has_window
         self.holds_back = ROUTING[self.policies.routing].holds_back
+        # Whether requests with a worker may wait at the router, and the workers to which `send_held` may send
+        # some of them.
+        self.holds_prompts = QUEUE[self.policies.queue].held_by_router
+        self.may_take_held: set[int] = set()
         # Whether the router keeps accounts of tenants, and whether router or engines use their names at all.
         self.is_by_tenant, self.reads_tenants = by_tenant(self.policies), by_tenant(fleet.policies)
         self.tenants = {name: tenant for tenant, (name, _) in enumerate(self.policies.tenant_weights)}
@@ -178,9 +182,33 @@ class LiveFleet:
         """Choose a worker outside `excluded` for the request's prompt, note the request there, and return it.
 
         Returns None if the request fits on no worker that is up, or if no worker is free (`is_held_back`).
-        The caller must then try again, in the order of arrival.
+        The caller must then try again, in the order of arrival. If the router `holds_prompts`, the request may
+        be sent once it is not `is_held` any more.
         """
-        return self._choose(events.SEND, seat, time_s, excluded)
+        worker = self._choose(events.SEND, seat, time_s, excluded)
+        self._note_may_take_held(seat)
+        return worker
+
+    def is_held(self, seat: int) -> bool:
+        """Whether the request has a worker, but waits at the router."""
+        return bool(self.state.requests["status"][seat] == events.HELD)
+
+    def send_held(self) -> list[int]:
+        """The seats of the requests that wait at the router, and that are sent to their workers now."""
+        seats = []
+        for worker in self.may_take_held:
+            if not self.is_up[worker]:
+                continue
+            while (
+                seat := int(events.note_event(self.state, events.SEND_HELD, 0, worker, 0.0))
+            ) != layout.NONE:
+                seats.append(seat)
+        self.may_take_held.clear()
+        return seats
+
+    def _note_may_take_held(self, seat: int) -> None:
+        if self.holds_prompts and (worker := int(self.state.requests["prefill_worker"][seat])) != layout.NONE:
+            self.may_take_held.add(worker)
 
     def is_held_back(self, seat: int, excluded: Collection[int] = ()) -> bool:
         """Whether a request without a worker will get one that is up and not `excluded`, once it is free."""
@@ -244,6 +272,7 @@ class LiveFleet:
     def note_computed(self, seat: int, time_s: float) -> None:
         """Note that the prompt is computed: the first byte of the answer has come."""
         events.note_event(self.state, events.COMPUTE, seat, 0, time_s)
+        self._note_may_take_held(seat)
 
     def note_output(self, seat: int, tokens: int, time_s: float) -> None:
         """Note that `tokens` tokens of output have come so far."""
@@ -252,6 +281,7 @@ class LiveFleet:
     def note_left(self, seat: int, time_s: float, tokens: int = 0) -> None:
         """Note that the request has left its worker after `tokens` tokens of output, finished or not."""
         events.note_event(self.state, events.LEAVE, seat, tokens, time_s)
+        self._note_may_take_held(seat)
         if self.ended is not None and tokens > 0:
             self.ended.append((int(self.state.requests["input_tokens"][seat]), tokens))
             self.ended_count += 1
@@ -461,7 +491,7 @@ def _routing_alone(policies: Policies) -> Policies:
     return replace(
         policies,
         batching=defaults.batching,
-        queue=policies.queue if QUEUE[policies.queue].by_turns else defaults.queue,
+        queue=policies.queue if QUEUE[policies.queue].is_of_our_router else defaults.queue,
         admission=defaults.admission,
         prediction_accuracy_frac=None,
         vidur_restarts=False,

@@ -184,6 +184,8 @@ class LiveRouter:
         self.becomes_first: dict[tuple[float, int], asyncio.Event] = {}
         # Is set when a change may allow the first request in `held_back` to be sent.
         self.may_be_sent = asyncio.Event()
+        # The requests that wait at the router for their worker, by seat: the worker, and whether it got them.
+        self.held: dict[int, tuple[int, asyncio.Future[bool]]] = {}
         self.is_draining = False
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()  # Outcomes of requests, each counted once.
@@ -433,8 +435,7 @@ class LiveRouter:
 
     async def _serve(self, reply: Reply, failed: set[int]) -> None:
         """One try: the whole request on a mixed worker, or its prefill and then its decode on two workers."""
-        async with self._first_held_back(reply):
-            w = await self._choose(self.live.send_to_worker, reply, failed)
+        w = await self._choose_for_prompt(reply, failed)
         self._note_use(w, reply.routed_request.blocks)
         raw = self._body_with_priority(reply)
         limit_s = self.settings.first_byte_s if reply.routed_request.is_stream else self.settings.whole_s
@@ -450,6 +451,38 @@ class LiveRouter:
         w = await self._choose(self.live.hand_off, reply, failed)
         async with self._on_worker(w, reply, failed, limit_s):
             await self._forward(w, reply, raw)
+
+    async def _choose_for_prompt(self, reply: Reply, failed: set[int]) -> int:
+        """The worker for the request's prompt, once the prompt may be sent there."""
+        while True:
+            async with self._first_held_back(reply):
+                w = await self._choose(self.live.send_to_worker, reply, failed)
+            self._send_held()
+            if not self.live.is_held(reply.seat) or await self._is_sent(w, reply.seat):
+                return w
+
+    async def _is_sent(self, w: int, seat: int) -> bool:
+        """Wait until it is the request's turn on worker `w`; False if the worker goes down before."""
+        is_sent = False
+        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.held[seat] = w, turn
+        try:
+            is_sent = await turn
+        finally:
+            del self.held[seat]
+            if not is_sent:  # Its client may be gone, too.
+                self.live.note_left(seat, _now_s())
+        return is_sent
+
+    def _send_held(self) -> None:
+        """Let the requests go that are sent to their workers now."""
+        for seat in self.live.send_held():
+            if seat in self.held:  # It does not wait if it is sent as soon as it has a worker.
+                _set_result(self.held[seat][1], True)
+
+    def _note_computed(self, seat: int, now_s: float) -> None:
+        self.live.note_computed(seat, now_s)
+        self._send_held()
 
     @asynccontextmanager
     async def _first_held_back(self, reply: Reply) -> AsyncIterator[None]:
@@ -520,6 +553,7 @@ class LiveRouter:
             self.trust.end_trial(w, reply)
             self.live.note_left(reply.seat, _now_s(), reply.tokens)
             self.may_be_sent.set()
+            self._send_held()
 
     def _note_failure(self, w: int, error: WorkerError) -> None:
         """Count a failure of worker `w`; after several it is passed over for a while."""
@@ -625,6 +659,9 @@ class LiveRouter:
                 self.live.note_down(w, now_s)
                 for timeout in self.attempts[w]:
                     _end_block(timeout, now_s)
+                for worker, turn in self.held.values():
+                    if worker == w:
+                        _set_result(turn, False)
             if after is not None:
                 self.live.note_up(w, now_s)
                 self.trust.note_answer(w)
@@ -649,7 +686,7 @@ class LiveRouter:
         if not document.get("kv_transfer_params"):
             raise WorkerError(f"{worker.name} has prefilled without a KV connector")
         reply.prefilled_by = worker.name
-        self.live.note_computed(reply.seat, _now_s())
+        self._note_computed(reply.seat, _now_s())
         return document["kv_transfer_params"]
 
     async def _forward(self, w: int, reply: Reply, raw: bytes) -> None:
@@ -660,7 +697,7 @@ class LiveRouter:
             if "text/event-stream" not in upstream.headers.get("Content-Type", ""):
                 await reply.pass_on(upstream, name, most_bytes)
                 if reply.tokens:  # A refusal has no tokens.
-                    self.live.note_computed(seat, _now_s())
+                    self._note_computed(seat, _now_s())
                     self.trust.note_answer(w)
                 return
             check = StreamCheck(
@@ -675,7 +712,7 @@ class LiveRouter:
                 if reply.response is None:
                     if check.error_code >= 500:
                         raise WorkerError(f"{name} answered error {check.error_code} in its stream")
-                    self.live.note_computed(seat, now_s)
+                    self._note_computed(seat, now_s)
                     self.trust.end_trial(w, reply)
                     self.may_be_sent.set()
                     await reply.begin(name)
@@ -785,6 +822,12 @@ async def _wait_for_end(upstream: aiohttp.ClientResponse) -> None:
     except TimeoutError:
         pass
     upstream.close()
+
+
+def _set_result(future: asyncio.Future[bool], result: bool) -> None:
+    """Set the result of a future, unless it is done or was cancelled."""
+    if not future.done():
+        future.set_result(result)
 
 
 def _end_block(timeout: asyncio.Timeout, now_s: float) -> None:

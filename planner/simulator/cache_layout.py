@@ -65,7 +65,10 @@ PROMPT = np.dtype(
         ("hit_tokens", "i8"),  # Tokens found cached when it was first admitted, NONE before.
         ("tenant", "i8"),
         ("group", "i8"),  # Queue preble: its priority group when the queue last looked at it.
-        ("place", "f8"),  # Queue dlpm-turns: its turn; the smallest goes first.
+        # Queues dlpm-turns and dlpm-held: its place in the engine's queue; the smallest goes first.
+        ("place", "f8"),
+        # Queue dlpm-held: the tokens that it adds to its worker's `sent_tokens`; 0 while it adds none.
+        ("sent_tokens", "i8"),
         # Its entry in e2's window, which is a linked list in the order of routing.
         ("next", "i8"),  # The request that was routed after it.
         ("worker", "i8"),  # Its worker; NONE if it is not in the window.
@@ -94,7 +97,13 @@ CACHE = np.dtype(
         ("known_tree_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.
         ("last_waiting", "i8"),  # The last of the prompts that wait at the worker, NONE without any.
         ("served_tenant", "i8"),  # The tenant of the prompt admitted last, NONE before.
-        ("turn", "f8"),  # Queue dlpm-turns: the latest turn from which a prompt was admitted.
+        # Queue dlpm-turns: the latest turn from which a prompt was admitted. Queue dlpm-held: how many
+        # prompts the router has sent.
+        ("turn", "f8"),
+        # Queue dlpm-held: the prompts that were sent to the worker and whose first token is not out, and the
+        # tokens of these that the router took not to be cached when it sent them.
+        ("sent_prompts", "i8"),
+        ("sent_tokens", "i8"),
         # The worker's requests in e2's window:
         ("routed", "i8"),  # How many there are.
         ("finished", "i8"),  # How many of them have finished.

@@ -713,6 +713,7 @@ def empty_cache(state, w, time_s):
     cache = caches.workers[w]
     cache.oldest, cache.newest, cache.idle_blocks = NONE, NONE, 0
     cache.first_late, cache.last_late = NONE, NONE
+    cache.sent_prompts, cache.sent_tokens = 0, 0
 
 
 @kernel_jit

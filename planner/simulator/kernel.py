@@ -49,6 +49,7 @@ from planner.simulator.counting import (
 from planner.simulator.decoding import advance_decodes
 from planner.simulator.event_heap import is_alone, next_time_s, set_time
 from planner.simulator.flips import end_restart, flip_if_due
+from planner.simulator.held_prompts import hold_prompt, is_held_prompt_due, note_first_token, send_next_held
 from planner.simulator.joint_steps import start_ranks
 from planner.simulator.kv_blocks import blocks_of, request_blocks, seat_blocks
 from planner.simulator.layout import (
@@ -61,6 +62,7 @@ from planner.simulator.layout import (
     FRONT_END_S,
     HAND_OFF_POOL,
     HELD,
+    HELD_PROMPTS,
     IN_SERVICE,
     INBOUND,
     LARGEST,
@@ -93,7 +95,7 @@ from planner.simulator.outages import (
 )
 from planner.simulator.pointers import pointer_to
 from planner.simulator.polling import count_weights, has_step_in_flight
-from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
+from planner.simulator.prefix_routing import evict_for_worker, expected_tokens, route_by_prefix
 from planner.simulator.priorities import line_up_for_kv
 from planner.simulator.queue_orders import (
     assign_turn,
@@ -168,6 +170,7 @@ def simulate_events(fields, closed_loop, stop_early):
             route_lost(state, time_s, entity)
         if state.counters[HELD] != NONE and not _starts_next(state, time_s):
             send_held(state, time_s, entity)
+        send_held_prompts(state, time_s, NONE if is_arrival else entity)
         if not is_arrival:
             cause, cause_s = entity, time_s
         if time_s > counted_until_s:
@@ -308,14 +311,22 @@ def _may_return(state, pool, r):
 
 @kernel_jit
 def _send_to_worker(state, r, w, time_s, cause):
-    """Send request r to worker w, which computes its prompt. If the API server of w needs time to tokenize
-    the text, the request enters the engine after that time.
-    """
-    request, worker = state.requests[r], state.workers[w]
+    """Send request r to worker w, which computes its prompt, unless the queue lets it wait at the router."""
+    request = state.requests[r]
     request.prefill_worker, request.decode_worker = w, NONE  # A decode worker of an earlier try is forgotten.
     assign_request(state, w, r, 1.0)
     add_load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
     assign_turn(state, w, r)
+    if not hold_prompt(state, w, r):
+        _send_prompt(state, r, w, time_s, cause)
+
+
+@kernel_jit
+def _send_prompt(state, r, w, time_s, cause):
+    """Send the prompt of request r to worker w, to which r is assigned. If the API server of w needs time to
+    tokenize the text, the request enters the engine after that time.
+    """
+    request, worker = state.requests[r], state.workers[w]
     prompt_token_s = state.types[worker.type].prompt_token_s
     if prompt_token_s > 0.0:
         worker.read_s = max(worker.read_s, time_s) + prompt_token_s * request.input_tokens
@@ -397,6 +408,22 @@ def send_held(state, time_s, cause):
             return
         state.counters[HELD] = remove_root(state.requests, r)
         _send_or_park(state, r, w, time_s, cause)
+
+
+@where_has("caches", lambda state, time_s, cause: None)
+def send_held_prompts(state, time_s, cause):
+    """Send the prompts that the queue dlpm-held lets go now. A step that starts at this moment comes first:
+    the router sends no prompt before it has seen what that step was formed after.
+    """
+    if state.counters[HELD_PROMPTS] == 0 or _starts_next(state, time_s):
+        return
+    for w in range(len(state.workers)):
+        if is_held_prompt_due(state, w):
+            evict_for_worker(state, w, time_s)
+        r = send_next_held(state, w)
+        while r != NONE:
+            _send_prompt(state, r, w, time_s, cause)
+            r = send_next_held(state, w)
 
 
 @where_rare(lambda state, time_s, cause: None)
@@ -572,6 +599,7 @@ def _end_prompt(state, l, r, time_s):
         request.generated_tokens += 1
         request.last_token_s = time_s
     report_token(state, r)
+    note_first_token(state, w, r)
     if is_seen:
         charge_token(state, w, r)
     if request.generated_tokens == request.output_tokens:

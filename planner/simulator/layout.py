@@ -55,8 +55,9 @@ GROUP = 16  # Routers look at the workers of a pool in groups of this many (Stat
     UNKNOWN,  # Asynchronous engines: prompts that came after the step in flight had begun.
     LEAVING,  # Asynchronous engines: requests with their last token, which keep seat and blocks for a step.
     RESTING,  # Decodes that the token budget has left out of a step.
-) = (np.int64(i) for i in range(6))
-LISTS = 6
+    AT_ROUTER,  # Prompts for this worker that the router holds (held_prompts.py).
+) = (np.int64(i) for i in range(7))
+LISTS = 7
 
 TYPE = np.dtype(
     [
@@ -483,8 +484,9 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)
     PREFILLED,  # 1: every prompt arrives computed, on the first worker.
     READING,  # The root of the heap of requests whose prompts API servers tokenize, by when they are done.
     REFUSED,  # Requests that were rejected so far.
-) = range(7, 26)
-COUNTERS = 26
+    HELD_PROMPTS,  # Prompts that wait at the router, in the workers' lists AT_ROUTER.
+) = range(7, 27)
+COUNTERS = 27
 
 # The indices of State.policy.
 (

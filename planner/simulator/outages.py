@@ -21,6 +21,7 @@ from planner.simulator.counting import run_s, steps_reaching
 from planner.simulator.decoding import advance_decodes
 from planner.simulator.event_heap import set_time
 from planner.simulator.flips import route_limbo_anew
+from planner.simulator.held_prompts import pop_held
 from planner.simulator.kv_blocks import request_blocks, seat_blocks
 from planner.simulator.layout import (
     DOWN,
@@ -158,6 +159,10 @@ def _lose_requests(state, w):
         state.requests[r].preemptions += 1
         state.requests[r].computed_tokens = 0
         mark_lost(state, r)
+    r = pop_held(state, w)
+    while r != NONE:
+        mark_lost(state, r)
+        r = pop_held(state, w)
     while worker.first_waiting != NONE:
         r = worker.first_waiting
         leave_queue(state, w, r)

@@ -147,11 +147,21 @@ def _evict_for_runs(state, time_s):
     """
     is_any = False
     for w in range(len(state.workers)):
-        if state.caches.match[w] > 0 and state.lanes[state.workers[w].first_lane].run_steps > 1:
-            idle_blocks = state.caches.workers[w].idle_blocks
-            _evict_for_run(state, w, _taken_blocks(state, w, time_s), time_s)
-            is_any |= state.caches.workers[w].idle_blocks < idle_blocks
+        if state.caches.match[w] > 0:
+            is_any |= evict_for_worker(state, w, time_s)
     return is_any
+
+
+@kernel_jit
+def evict_for_worker(state, w, time_s):
+    """Evict idle entries of worker w for what its run of decode steps has taken by `time_s`. True if any was
+    evicted.
+    """
+    if state.lanes[state.workers[w].first_lane].run_steps <= 1:
+        return False
+    idle_blocks = state.caches.workers[w].idle_blocks
+    _evict_for_run(state, w, _taken_blocks(state, w, time_s), time_s)
+    return state.caches.workers[w].idle_blocks < idle_blocks
 
 
 @kernel_jit

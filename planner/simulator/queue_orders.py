@@ -19,6 +19,8 @@ tenant's turn: how many quanta of its work were sent before, or the turn that th
 later, because turns are not saved up. Within a turn the prompt with the longest cached prefix goes first, as
 the router knew the cache. Outputs are charged when they are complete.
 
+dlpm-held: dlpm at the router, for engines that serve prompts as they come (held_prompts.py).
+
 preble (Srivatsa et al. 2024): P groups by the cached share of the prompt. In a round each group, the one with
 the largest share first, may send one prompt more than the group with the next smaller share.
 
@@ -34,7 +36,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import D2LPM, DLPM, EDF, FCFS, LJF, LPM, PREBLE, SJF, TURNS, VTC
+from planner.policies import D2LPM, DLPM, DLPM_HELD, EDF, FCFS, LJF, LPM, PREBLE, SJF, TURNS, VTC
 from planner.simulator.cache_layout import EXTEND_WEIGHT, OUTPUT_WEIGHT, QUANTUM_TOKENS, TREE_NODE_TOKENS
 from planner.simulator.caches import cached_tree_nodes, note_output
 from planner.simulator.counting import steps_reaching
@@ -104,8 +106,8 @@ def priority_of(state, w, r):
         return request.arrival_s
     if kind.queue_order == EDF:
         return request.arrival_s + _due_s(state, r)
-    if not sorts_by_key(kind.queue_order):  # The exception is dlpm-turns, which looks at caches too.
-        return _place_in_turns(state, r)
+    if kind.queue_order >= DLPM_HELD:  # Of these orders dlpm-held and dlpm-turns have such a number.
+        return _place_of(state, r)
     tokens = _ranked_tokens(kind, request)
     # A prompt may be overtaken only by those that arrive within its window (TYPE.queue_window_s).
     if kind.queue_window_s < np.inf:
@@ -130,15 +132,15 @@ def _due_s(state, r):
 
 
 @where_has("caches", lambda state, r: 0.0)
-def _place_in_turns(state, r):
-    """The number that the router gave request r, for the queue dlpm-turns."""
+def _place_of(state, r):
+    """The number that the router gave request r, for the queues dlpm-turns and dlpm-held."""
     return state.caches.prompts[r].place
 
 
 @small_jit
 def sorts_by_key(order):
     """Whether queue policy `order` keeps its prompts in a heap (see above)."""
-    return order <= EDF
+    return order <= DLPM_HELD
 
 
 @small_jit
@@ -179,7 +181,7 @@ def line_up(state, w, r, is_first):
     """Put request r at the end of worker w's list of waiting prompts, or before all others (`is_first`)."""
     worker, request = state.workers[w], state.requests[r]
     cache = state.caches.workers[w]
-    _count_waiting_prompt(state, w, r)
+    count_waiting_prompt(state, w, r)
     request.key = -1.0 if is_first else request.arrival_s
     request.left, request.right = NONE, NONE
     if worker.first_waiting == NONE:
@@ -195,7 +197,7 @@ def line_up(state, w, r, is_first):
 
 
 @kernel_jit
-def _count_waiting_prompt(state, w, r):
+def count_waiting_prompt(state, w, r):
     """Count request r among those of its tenant that wait on worker w.
 
     A tenant of which none waited loses its credit, and counts as served no less than the waiting tenant with
@@ -274,7 +276,7 @@ def next_waiting(state, w):
     if order == PREBLE:
         return _next_by_group(state, w)
     if order == DLPM:
-        _refill_credit(state, w)
+        refill_credit(state, w)
     # The best prompt has the `most` cached nodes or, for vtc and dlpm-turns, the `least` service or place.
     # `most` begins at NONE, which is -1, so that a prompt with 0 cached nodes beats it.
     best, most, least, arrival_s = NONE, NONE, np.inf, np.inf
@@ -298,7 +300,7 @@ def next_waiting(state, w):
 
 
 @kernel_jit
-def _refill_credit(state, w):
+def refill_credit(state, w):
     """If no waiting tenant has credit, give each of them so many quanta that one has some, and no more.
 
     The loop is left in its second round, which finds the credit. It takes more rounds only if rounding errors
@@ -356,11 +358,11 @@ def _charges_service(state, w):
 
 
 @kernel_jit
-def _charge_tenant(state, w, u, service):
+def charge_tenant(state, w, u, service):
     """Charge tenant u for a service on worker w, in weighted tokens before the tenant's own weight."""
     tenant = state.caches.tenants[w, u]
     tenant.served += service / state.caches.weights[u]
-    tenant.credit -= service  # Not divided: `_refill_credit` has the weight in its quanta.
+    tenant.credit -= service  # Not divided: `refill_credit` has the weight in its quanta.
 
 
 @kernel_jit
@@ -371,9 +373,7 @@ def note_admission(state, w, r):
     begin_turn(state, w, r)
     if _charges_service(state, w):
         missed = state.requests[r].length_tokens - state.requests[r].computed_tokens
-        _charge_tenant(
-            state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND_WEIGHT] * missed
-        )
+        charge_tenant(state, w, state.caches.prompts[r].tenant, state.caches.settings[EXTEND_WEIGHT] * missed)
 
 
 @where_has("caches", lambda state, w, r: None)
@@ -382,7 +382,7 @@ def charge_token(state, w, r):
     one of speculative decoding.
     """
     if _charges_service(state, w):
-        _charge_tenant(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT_WEIGHT])
+        charge_tenant(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT_WEIGHT])
 
 
 @where_has("caches", lambda state, l, steps: None)
@@ -414,13 +414,13 @@ def _charge_up_to(state, l, steps):
     service = caches.settings[OUTPUT_WEIGHT] * (steps - caches.charged[l])
     caches.charged[l] = steps
     for slot in range(lane.decodes):
-        _charge_tenant(state, lane.worker, caches.prompts[state.slots[l, slot].request].tenant, service)
+        charge_tenant(state, lane.worker, caches.prompts[state.slots[l, slot].request].tenant, service)
 
 
 @where_has("caches", lambda state, r: None)
 def charge_output(state, r):
-    """Request r is finished: charge its output for routing d2lpm and queue dlpm-turns, and note the output's
-    length in e2's window (cache_layout.py).
+    """Request r is finished: charge its output for routing d2lpm and the queues dlpm-turns and dlpm-held, and
+    note the output's length in e2's window (cache_layout.py).
     """
     caches = state.caches
     note_output(state, r)
@@ -430,3 +430,5 @@ def charge_output(state, r):
         caches.worker_credit[u, w] -= service
     if _uses_turns(state, w):
         caches.tenants[w, u].sent += service
+    elif state.types[state.workers[w].type].queue_order == DLPM_HELD:
+        charge_tenant(state, w, u, service)

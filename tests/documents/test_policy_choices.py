@@ -193,4 +193,4 @@ def test_pinned_prefixes_are_not_planned_with_losses(losses: dict[str, Any]) -> 
 
 
 def test_queues_of_tenants_are_queues_of_the_table() -> None:
-    assert {"vtc", "dlpm", "dlpm-turns", "preble", "lpm"} <= set(QUEUE)
+    assert {"vtc", "dlpm", "dlpm-held", "dlpm-turns", "preble", "lpm"} <= set(QUEUE)
