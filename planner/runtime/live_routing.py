@@ -182,8 +182,8 @@ class LiveFleet:
         """Choose a worker outside `excluded` for the request's prompt, note the request there, and return it.
 
         Returns None if the request fits on no worker that is up, or if no worker is free (`is_held_back`).
-        The caller must then try again, in the order of arrival. If the router `holds_prompts`, the request may
-        be sent once it is not `is_held` any more.
+        The caller must then try again, in the order of arrival. If the router `holds_prompts`, the request is
+        sent once it is not `is_held` any more.
         """
         worker = self._choose(events.SEND, seat, time_s, excluded)
         self._note_may_take_held(seat)

@@ -25,7 +25,7 @@ SENT_PROMPTS, SENT_STEPS = 2, 2  # One of each is being computed, and one is nex
 
 @where_has("caches", lambda state, w, r: False)
 def hold_prompt(state, w, r):
-    """Let request r, which was routed to worker w, wait at the router. False if the queue holds no prompts."""
+    """Let request r, which was routed to worker w, wait at the router; False if the queue holds none."""
     worker = state.workers[w]
     if state.types[worker.type].queue_order != DLPM_HELD:
         return False
