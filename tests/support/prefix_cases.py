@@ -28,8 +28,10 @@ SECONDS = ("arrival_s", "ttft_s", "tbt_max_s", "e2e_s")
 
 
 def looking(rows: Mapping[str, Policy]) -> tuple[str, ...]:
-    """Those that look at caches or tenants."""
-    return tuple(name for name, row in rows.items() if row.reads_cache_state)
+    """Those that look at caches or tenants, in an engine's queue or in routing; a queue that the router holds
+    has a plain simulator of its own (held_reference.py).
+    """
+    return tuple(name for name, row in rows.items() if row.reads_cache_state and name != "dlpm-held")
 
 
 def random_prefix_trace(rng: np.random.Generator) -> Trace:
@@ -163,7 +165,7 @@ def random_case_without_caches(seed: int) -> tuple[Fleet, Trace, type[PrefixRefe
     """
     fleet, trace, reference = random_prefix_case(seed)
     rng = np.random.default_rng([seed, 45])
-    counting = [name for name, row in QUEUE.items() if row.counts_tenants]
+    counting = [name for name in looking(QUEUE) if QUEUE[name].counts_tenants]
     policies = replace(
         fleet.policies,
         prefix_cache=False,
