@@ -267,9 +267,9 @@ def conversations(rng: np.random.Generator, count: int, start_s: Floats) -> Trac
 
 
 def figure8() -> None:
-    """Clients 0 and 1 begin 0.15 conversations/s; 3 begins 0.8, 2 too until 150 s, then 0.15."""
+    """Clients 0 and 1 begin 0.15 conversations/s; 3 begins 2, 2 too until 150 s, then 0.15."""
     parts = {}
-    for u, (early_rps, late_rps) in enumerate(((0.15, 0.15), (0.15, 0.15), (0.8, 0.15), (0.8, 0.8))):
+    for u, (early_rps, late_rps) in enumerate(((0.15, 0.15), (0.15, 0.15), (2.0, 0.15), (2.0, 2.0))):
         rng = np.random.default_rng(u)
         starts = [rng.uniform(0, 150, round(150 * early_rps)), rng.uniform(150, 300, round(150 * late_rps))]
         start_s = np.sort(np.concatenate(starts))
