@@ -303,8 +303,9 @@ def simulate(
 
     `traffic` ({"rate": 20, "window": "busiest 10 min"}) says which requests of the trace are simulated and at
     what rate. Its keys may be arguments instead (rate=20). If neither is given and `slo` is a whole question,
-    the question's traffic is simulated. `closed_loop` keeps that many requests in flight in place of arrival
-    times. Several seeds (`range(8)`) give every figure with its interval; `executor` says where they run.
+    the question's traffic is simulated; of a plan, without `trace`, the traffic and the SLO that it was made
+    for. `closed_loop` keeps that many requests in flight in place of arrival times. Several seeds
+    (`range(8)`) give every figure with its interval; `executor` says where they run.
     """
     if closed_loop < 0:
         raise InputError(f"closed_loop: must be >= 0, found {closed_loop}")
@@ -314,6 +315,10 @@ def simulate(
     fleet_read = inputs.read_fleet(fleet, catalog_rows, slo=slo)
     traffic = _merge_traffic(traffic, traffic_keys)
     judged_slo, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
+    if trace is None and rate_request.described is None:
+        if (planned := inputs.planned_slo_and_trace(fleet, catalog_rows)) is not None:
+            judged_slo, trace = judged_slo or planned[0], planned[1]
+            rate_request = rate_request if traffic is not None else RateRequest()
     whole_trace, rate_request = inputs.requests_and_rate(
         trace, rate_request, is_rate_given=traffic is not None, seed=first_seed
     )

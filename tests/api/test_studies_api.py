@@ -168,6 +168,21 @@ def test_replan_is_the_command(slo: Path, plan: PlanResult, tmp_path: Path) -> N
     assert json.loads((tmp_path / "next" / "replan.json").read_text()) == found.to_dict()
 
 
+def test_a_plan_is_simulated_on_the_traffic_and_for_the_slo_it_was_made_for(
+    plan: PlanResult, slo: Path, tmp_path: Path
+) -> None:
+    """`simulate(found)` of described traffic asked for a trace, which nobody has."""
+    plan.save(tmp_path / "out")
+    for each in (plan, tmp_path / "out"):
+        again = fleetplan.simulate(each)
+        assert again.to_dict()["slo"] == fleetplan.simulate(plan, slo=slo).to_dict()["slo"]
+        assert len(again.requests) == len(plan.plan.trace) and again.slo == plan.plan.slo
+    faster = fleetplan.simulate(plan, rate=12)
+    assert faster.requests.rate_rps == pytest.approx(12, rel=0.01)
+    with pytest.raises(errors.InputError, match="trace"):
+        fleetplan.simulate(plan.fleet)
+
+
 def test_a_rate_beside_the_trace_is_that_of_traffic(plan: PlanResult) -> None:
     trace = repository_dir("examples") / "traces" / "azure-conversation-sample.csv"
     short = fleetplan.simulate(plan, trace, rate=2, window="busiest 1 min")
