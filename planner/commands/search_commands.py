@@ -4,6 +4,7 @@ Imports within functions keep other commands fast.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,16 +18,18 @@ from planner.commands.command_output import (
     read_requests,
     refuse_to_overwrite,
     stopped_after,
-    traffic_option,
 )
 from planner.commands.printed_tables import print_json, print_mapping, print_rows
 from planner.commands.study_options import SloArgument, TraceArgument
 from planner.documents.traffic_description import describes_traffic
 from planner.errors import InputError
+from planner.traffic.scaling import headroom_scale
 from planner.units import count_text, show_beside, show_digits
 
 if TYPE_CHECKING:
     from planner.api.simulating import GoodputResult
+    from planner.documents.catalog import Catalog
+    from planner.traffic.scaling import RateRequest
 
 
 class Arrivals(StrEnum):
@@ -81,7 +84,7 @@ def find_goodput(
             "--arrivals", help="trace: as in the trace, rescaled; poisson: drawn, with its lengths."
         ),
     ] = Arrivals.trace,
-    scale: shared_options.ScaleOption = "superpose",
+    scale: shared_options.ScaleOption | None = None,
     window: shared_options.WindowOption = None,
     seeds: SeedsOption = 3,
     tolerance: ToleranceOption = 0.02,
@@ -108,7 +111,8 @@ def find_goodput(
         catalog_rows = read_catalog(catalog)
         searched_fleet = read_fleet(file, catalog_rows, slo=slo)
         warnings = print_warnings(fleet_file_warnings(file, searched_fleet))
-        traffic = traffic_option(None, scale, window)
+        asked = _asked_traffic(slo, scale, window, catalog_rows)
+        traffic = None if scale is None and window is None else asked
         # Whether the requests are the plan's own. The SLO may be the plan's even with other requests.
         is_planned = trace is None and is_plan_folder(file) and (slo is None or not describes_traffic(slo))
         planned = planned_slo_and_trace(file, catalog_rows) if is_planned or slo is None else None
@@ -140,7 +144,18 @@ def find_goodput(
     if json_output:
         print_json(result.to_dict(), warnings + requests.warnings)
     else:
-        _print_goodput(result, is_planned=is_planned)
+        own = headroom_scale(requests) if is_planned else None
+        _print_goodput(result, None if arrivals == Arrivals.poisson else asked.scale, own)
+
+
+def _asked_traffic(slo: Path | None, scale: str | None, window: str | None, catalog: Catalog) -> RateRequest:
+    """How the trace is brought to a rate, and its window: by the options, else as the question says."""
+    from planner.api.inputs import limits_and_rate
+    from planner.traffic.scaling import RateRequest, checked_scale
+
+    asked = RateRequest() if slo is None else limits_and_rate(slo, catalog, command="goodput")[1]
+    chosen = asked.scale if scale is None else checked_scale(scale, "--scale")
+    return replace(asked, scale=chosen, window=window or asked.window)
 
 
 def _fleet_or_plan(plan: Path | None, fleet: Path | None, slo: Path | None) -> Path:
@@ -158,16 +173,18 @@ def _fleet_or_plan(plan: Path | None, fleet: Path | None, slo: Path | None) -> P
     return file
 
 
-def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
-    """Print the rate and its cost, notes, and the simulated limits at this rate. `is_planned`: the requests
-    are those of the plan.
+def _print_goodput(result: GoodputResult, scale: str | None, own_scale: str | None) -> None:
+    """Print the rate and its cost, notes, and the simulated limits at this rate. `scale` says how the trace
+    was brought to it (None: Poisson arrivals), `own_scale` how a plan's headroom makes more of its requests.
     """
+    more_is = "drawn at random" if scale is None else f"{scale}: {shared_options.SCALES[scale]}"
     document = result.to_dict()
     print_mapping(
         {
             "goodput": f"{show_digits(document['rate_rps'], 4)} requests/s on "
             f"{count_text(document['gpus'], 'GPU')}, {show_digits(document['gpu_rate_rps'], 3)} per GPU; "
             f"kept with each of {count_text(document['seeds'], 'seed')}",
+            "more traffic is": more_is,
             "fails at": f"{show_digits(result.fails_rps, 4)} requests/s",
             "cost": f"{show_digits(document['usd_per_1000_requests'], 3)} USD per 1000 requests",
         },
@@ -175,10 +192,9 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
     )
     for sentence in result.sentences():
         print_mapping({"note": sentence}, "")
-    if is_planned:
-        print_mapping(
-            {"note": "not the plan's headroom, for which the plan's own requests arrive in less time"}, ""
-        )
+    if own_scale is not None and own_scale != scale:
+        words = f"{own_scale}: {shared_options.SCALES[own_scale]}"
+        print_mapping({"note": f"the plan's headroom is {words}; --scale {own_scale} asks for that"}, "")
     rows = [
         {"metric": limit.label, "limit": limit_text, "simulated": value_text}
         for limit, value_s in result.fleet_goodput.values_s.items()

@@ -79,11 +79,13 @@ RateOption = Annotated[
         "--rate", parser=_rate_rps, metavar="RATE", help="Rescale the trace to this many requests/s."
     ),
 ]
+# How traffic is brought to another rate (`scaling.Scaling`), in words.
+SCALES = {"superpose": "more users", "compress": "the same requests in less time", "thin": "fewer requests"}
 ScaleOption = Annotated[
     str,
     typer.Option(
         "--scale",
-        help="How: superpose (more users), compress (the same requests in less time, as a plan's headroom "
+        help=f"How: superpose ({SCALES['superpose']}), compress ({SCALES['compress']}, as a plan's headroom "
         "counts) or thin.",
     ),
 ]

@@ -66,6 +66,7 @@ from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
 from planner.search.problem.bill import Bill, bill_fleet
 from planner.solvers.whole_nodes import node_of
+from planner.traffic.scaling import headroom_scale
 from planner.units import (
     HOURS_PER_MONTH,
     count_text,
@@ -260,7 +261,7 @@ _NOT_PASSED = {"holds": "", "fails": ", too few", "open": ", undecided"}
 def _certainty_text(plan: Plan) -> str:
     """In one sentence: to how much more the fleet holds, and in how many scenarios it keeps the SLO."""
     headroom, kept_in = headroom_of(plan), plan.kept_in
-    parts = [] if headroom is None else [f"as written it holds to {headroom_text(headroom)}"]
+    parts = [] if headroom is None else [f"as written it holds to {headroom_text(headroom, plan)}"]
     if kept_in is not None and kept_in.scenario_count:
         scenarios = f"{kept_in.scenario_count} scenarios{grown_text(plan)}"
         parts.append(f"kept in {kept_in.kept} of {scenarios}{_NOT_PASSED[kept_in.decision]}")
@@ -294,10 +295,13 @@ def headroom_of(plan: Plan) -> Headroom | None:
     return Headroom(steps_frac=frac_of["steps"], traffic_frac=frac_of["traffic"])
 
 
-def headroom_text(headroom: Headroom) -> str:
-    """How much more a fleet stands: '+12 % traffic of this kind and +9 % step time'."""
+def headroom_text(headroom: Headroom, plan: Plan | None = None) -> str:
+    """How much more a fleet stands: '+12 % traffic of this kind and +9 % step time'; with `plan` also how
+    its requests became more traffic, "(compress)", as other figures on more traffic name it.
+    """
     traffic, steps = more_text(headroom.traffic_frac), more_text(headroom.steps_frac)
-    return f"{traffic} traffic of this kind and {steps} step time"
+    scale = "" if plan is None else f" ({headroom_scale(plan.trace)})"
+    return f"{traffic} traffic of this kind{scale} and {steps} step time"
 
 
 def holds_text(headroom: Headroom, *, after_loss: bool = False) -> str:

@@ -57,7 +57,7 @@ def _confidence_text(plan: SharedPlan) -> str | None:
             steps_frac=min(each.steps_frac for each in known),
             traffic_frac=min(each.traffic_frac for each in known),
         )
-        headroom = screen.headroom_text(smallest)
+        headroom = screen.headroom_text(smallest, next(iter(plan.plans.values())))
         subject = "each holds" if len(known) == len(headrooms) else "those that are known hold"
         clauses.append(f"As written, {subject} to {headroom}")
     kept_texts = [

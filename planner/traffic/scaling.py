@@ -106,14 +106,18 @@ def same_requests(trace: Trace, other: Trace) -> bool:
     )
 
 
+def headroom_scale(trace: Trace) -> Scaling:
+    """How a plan's headroom makes more traffic of its requests: more agents, else the same in less time."""
+    return "superpose" if begin_together(trace) else "compress"
+
+
 def with_times_the_traffic(trace: Trace, factor: float) -> Trace:
     """The same requests, arriving `factor` times as fast. If sessions begin together (sessions.py), there are
     `factor` times as many sessions instead; those of a smaller factor are among those of a larger one.
     """
-    scale: Scaling = "compress"
-    rate_rps = trace.rate_rps * factor
-    if begin_together(trace):
-        scale, rate_rps = "superpose", max(rate_rps, LEAST_REQUESTS / trace.duration_s)
+    scale, rate_rps = headroom_scale(trace), trace.rate_rps * factor
+    if scale == "superpose":
+        rate_rps = max(rate_rps, LEAST_REQUESTS / trace.duration_s)
     # With one seed for all factors the sessions of a smaller factor are among those of a larger one;
     # "compress" draws nothing.
     return rescale_trace(trace, rate_rps, scale=scale, rng=np.random.default_rng(0))

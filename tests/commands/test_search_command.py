@@ -63,6 +63,22 @@ def test_the_goodput_is_where_simulate_changes_its_mind(plan: Plan) -> None:
     assert all(line["simulated_s"] <= line["limit_s"] for line in found["slo"])
 
 
+def test_scale_counts_without_a_window_and_is_named(plan: Plan) -> None:
+    """It was ignored: both runs had superposed copies. A compressed trace keeps its 3,000 requests."""
+    asked = ("goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--seeds", 1)
+    requests = len(Path(TRACE).read_text().splitlines()) - 1
+    assert answer(plan, *asked, "--scale", "compress")["requests"] == requests
+    assert answer(plan, *asked)["requests"] != requests
+    _, said = plan(*asked, "--scale", "compress")
+    assert "compress: the same requests in less time" in said
+    Path("compress.yaml").write_text(f"{SLO}\ntraffic: {{scale: compress}}\n")
+    of_question = ("goodput", "--fleet", "fleet.yaml", "--slo", "compress.yaml", "--seeds", 1)
+    assert answer(plan, *of_question)["requests"] == requests
+    assert plan(*asked, "--scale", "faster")[1].startswith(
+        "plan: --scale: expected superpose, compress or thin"
+    )
+
+
 def test_the_table_says_the_same(plan: Plan) -> None:
     words = ("goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--seeds", 1, "--arrivals", "poisson")
     _, text = plan(*words)

@@ -69,8 +69,8 @@ def test_the_verdict_says_what_to_buy_what_it_costs_and_how_far_it_holds() -> No
     """20 GPUs of one node type are three nodes of 8 x 2.99 USD/h, 730 hours a month."""
     assert screen.verdict_text(answered()) == (
         "Buy 3 nodes of 8 × h100-80g: 71.76 USD/h (52,385 USD per month). As written it holds to +12 % "
-        "traffic of this kind and +9.0 % step time; kept in 191 of 200 scenarios. Step times estimated, not "
-        "measured here."
+        "traffic of this kind (compress) and +9.0 % step time; kept in 191 of 200 scenarios. Step times "
+        "estimated, not measured here."
     )
 
 

@@ -75,8 +75,8 @@ def test_the_verdict_says_what_to_buy_for_whom_and_how_far_each_holds() -> None:
     """Two nodes of 8 at 2.99 are 47.84 USD/h, 730 hours a month; the least that both hold."""
     assert shared_screen.verdict_text(shared()) == (
         "Buy 2 nodes of 8 × h100-80g for chat and code: 47.84 USD/h (34,923 USD per month). As written, each "
-        "holds to +5.0 % traffic of this kind and +10 % step time; kept in: chat 27 of 30 scenarios, code 27 "
-        "of 30 scenarios. Step times estimated, not measured here."
+        "holds to +5.0 % traffic of this kind (compress) and +10 % step time; kept in: chat 27 of 30 "
+        "scenarios, code 27 of 30 scenarios. Step times estimated, not measured here."
     )
 
 
@@ -147,7 +147,7 @@ def test_how_to_plan_for_one_target_is_said_once() -> None:
         for name, plan in both.plans.items()
     }
     text = shared_screen.verdict_text(replace(both, plans=plans))
-    assert text.count("NOT kept on lws.") == 2 and text.count("deploy: {target: NAME} beside llms") == 1
+    assert text.count("NOT kept on lws") == 2 and text.count("deploy: {target: NAME} beside llms") == 1
     assert "deploy:" not in shared_screen.verdict_text(both)
 
 
