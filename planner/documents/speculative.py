@@ -196,7 +196,9 @@ def _parse_draft_frac(section: Section, method: str, llm: Llm, model: str | None
     try:
         return _drafter_of_method(method, llm, model, catalog).draft_frac
     except InputError as error:
-        raise InputError(f"{section.where}: {error}; or say what a pass takes (draft: 3 %)") from None
+        # Of a small LLM a plan needs the memory too.
+        advice = "" if method == "draft_model" else "; or say what a pass takes (draft: 3 %)"
+        raise InputError(f"{section.where}: {error}{advice}") from None
 
 
 def _drafter_of_method(method: str, llm: Llm, model: str | None, catalog: Catalog) -> Drafter:

@@ -66,7 +66,12 @@ from planner.documents.question_warnings import (
 )
 from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, SlowdownLimits, parse_slo
-from planner.documents.speculative import check_scheduling, parse_speculative, speculative_of_engine
+from planner.documents.speculative import (
+    check_scheduling,
+    find_drafter,
+    parse_speculative,
+    speculative_of_engine,
+)
 from planner.documents.traffic_description import KEYS as DESCRIBED_KEYS
 from planner.documents.traffic_description import parse_description
 from planner.domain import OWNED, SPOT, Gpu, Slo, row_of
@@ -77,6 +82,7 @@ from planner.files.document_values import (
     check_mapping,
     check_one_of,
     check_whole_number,
+    errors_as,
     nearest_names,
     read_at_least,
     refuse_unknown,
@@ -588,6 +594,9 @@ def _parse_speculations(
     engine, where = question.get("engine"), question.path_of("engine")
     choices = parse_speculative(speculative_of_engine(engine), llm, catalog, f"{where}: speculative")
     check_scheduling(engine, choices, where)
+    with errors_as(CatalogError, f"{where}: speculative: model"):
+        for drafts in choices:  # A plan counts the memory of a drafter, so it must be known.
+            find_drafter(drafts, llm, catalog)
     if None not in choices and _has_pipelines(fleet):
         raise InputError(
             f"{where}: speculative: is not simulated in pipelines (fleet: pp); allow tokens: 0, or drop pp"

@@ -174,6 +174,18 @@ def test_what_cannot_be_meant_is_refused_in_one_line(
     assert "\n" not in str(error.value) and "fleet.yaml: engine: speculative" in str(error.value)
 
 
+def test_a_plan_needs_to_know_the_small_llm_that_drafts(catalog: Catalog) -> None:
+    """`draft: 3 %` was advised for one that no catalog has; with it the plan was refused later, without the
+    place, and `plan check` found nothing wrong.
+    """
+    unknown = {**EAGLE, "method": "draft_model", "model": "nobody/knows"}
+    with pytest.raises(InputError, match="nobody/knows") as error:
+        task_of(catalog, unknown)
+    assert "draft: 3 %" not in str(error.value)
+    with pytest.raises(CatalogError, match=r"engine: speculative: model: .*nobody/knows"):
+        task_of(catalog, unknown | {"draft": "3 %"})
+
+
 def test_a_fleet_drafts_one_number_of_tokens(catalog: Catalog) -> None:
     with pytest.raises(InputError, match="a fleet drafts one number of tokens, found several"):
         fleet(catalog, EAGLE | {"tokens": [1, 2]})
