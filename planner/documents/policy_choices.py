@@ -244,13 +244,13 @@ def with_classes(
     question names a queue that needs one. Without classes there are no deadlines to go by: `edf` is no longer
     raced, and an InputError is raised if the question names it.
 
-    With guarantees to tenants and no target, the queue by tenants is raced that `plan serve` keeps itself.
+    With guarantees to tenants and no target, those queues by tenants are raced that `plan serve` has.
     """
     if slo.guarantees and not names_queue and target is None:
         by_tenant = tuple(
             PolicyChange("queue", row.name)
             for row in QUEUE.values()
-            if row.counts_tenants and row.held_by_router
+            if row.counts_tenants and is_deployed(row, target)
         )
         choices = replace(choices, raced_changes=(*by_tenant, *choices.raced_changes), is_queue_assumed=True)
     if slo.selectors:

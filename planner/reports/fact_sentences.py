@@ -166,8 +166,8 @@ _CAUTIONS: dict[facts.Caution, str] = {
     ),
     "no-queue-by-tenants": (
         "slo: tenants is kept by enough workers alone, as no queue of this deployment target goes by "
-        "tenants; `plan serve` has one (dlpm-held), which a plan without deploy tries, and which may need "
-        "fewer"
+        "tenants; `plan serve` has some (dlpm-held, dlpm-turns), which a plan without deploy tries and "
+        "which may need fewer"
     ),
     "prompts-first": (
         "SGLang computes prompts before answers unless set otherwise, so all answers stand still "
