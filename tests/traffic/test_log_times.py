@@ -287,3 +287,8 @@ def test_dates_of_the_end_with_a_duration_are_proposed_as_both() -> None:
     alone = sample.drop(columns="took_s")
     with pytest.raises(UnsureError, match="'arrival=completed:"):
         guess_columns(alone, "log")
+
+
+def test_a_number_beyond_all_times_is_none_in_silence() -> None:
+    """1e305 s in nanoseconds overflowed with a warning of NumPy, found by a mutated trace."""
+    assert LogClock("arrival_s").fitting_frac(pd.Series([1.5e9, 1.6e9, 1.7e9, 1e305])) == 0.75

@@ -185,7 +185,8 @@ class LogClock:
         except TraceError:
             return 0.0
         if self.unit in NS_PER:
-            seconds = as_numbers(sample) * NS_PER[self.unit] / 1e9
+            with np.errstate(over="ignore"):  # What overflows is no time.
+                seconds = as_numbers(sample) * NS_PER[self.unit] / 1e9
             fits = seconds >= 0 if self.since_zero else (seconds >= YEAR_2000_S) & (seconds < YEAR_2100_S)
         elif sample.dtype.kind == "M" or isinstance(sample.dtype, pd.DatetimeTZDtype):
             return 1.0
