@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from decimal import ROUND_DOWN, Context, Decimal
+from typing import NamedTuple
 
 from planner.errors import InputError
 
@@ -171,13 +172,20 @@ def show_s(seconds: float, more: int = 0) -> str:
     return f"{seconds / HOUR_S:.{1 + more}f} h"
 
 
-def show_beside(value_s: float | None, limit_s: float) -> tuple[str, str]:
+class ShownBeside(NamedTuple):
+    """The texts of a value and of its limit."""
+
+    value: str
+    limit: str
+
+
+def show_beside(value_s: float | None, limit_s: float) -> ShownBeside:
     """A duration ('-' for None) and its limit as `show_s` writes them, with enough digits to differ: 2.0004
     and 2 -> '2.0004 s', '2.0000 s'.
     """
     value_s = math.nan if value_s is None else value_s
-    pairs = [(show_s(value_s, more), show_s(limit_s, more)) for more in range(10)]
-    return next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
+    pairs = [ShownBeside(show_s(value_s, more), show_s(limit_s, more)) for more in range(10)]
+    return next((pair for pair in pairs if pair.value != pair.limit), pairs[0])
 
 
 def show_error(error_frac: float | None, allowed_frac: float | None) -> str:

@@ -145,7 +145,7 @@ def simulated_text(line: dict[str, Any]) -> str:
     """The simulated value of a line of an SLO; "never" if too many requests are lost for its percentile."""
     if not line["judged"]:
         return "not judged"
-    return "never" if line["simulated_s"] is None else show_beside(line["simulated_s"], line["limit_s"])[0]
+    return "never" if line["simulated_s"] is None else show_beside(line["simulated_s"], line["limit_s"]).value
 
 
 def loud_verdict(verdict: str) -> str:

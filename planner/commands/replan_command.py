@@ -115,7 +115,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         {
             "metric": metric_label(line["limit"]),
             "limit": show_s(line["limit_s"]),
-            "what runs": show_beside(line["running_s"], line["limit_s"])[0],
+            "what runs": show_beside(line["running_s"], line["limit_s"]).value,
             "then": simulated_text(line),
         }
         for line in document["slo"]

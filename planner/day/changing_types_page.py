@@ -92,7 +92,7 @@ def ready_by_pool(types: ChangingTypes, edges_s: Any) -> dict[str, Any]:
     pools, run = types.question.fleet.pools, types.optimum.day.run
     if run.requested_sizes.shape[1] != len(pools):  # A single fleet's run has that fleet's pools alone.
         return {}
-    ready = workers_over_time(run, len(pools), edges_s)[1]  # [0] are the paid workers.
+    ready = workers_over_time(run, len(pools), edges_s).ready
     return {pool.name: row for pool, row in zip(pools, ready, strict=True) if row.any()}
 
 

@@ -142,8 +142,8 @@ def _missed_by_cause(
     """The numbers of the missed windows by cause, in the order of the module's docstring."""
     pools = row.run.requested_sizes.shape[1]
     # Mean numbers of ready workers, by pool and window.
-    ready = workers_over_time(row.run, pools, row.edges_s)[1]
-    needed = workers_over_time(optimum.run, pools, row.edges_s)[1]
+    ready = workers_over_time(row.run, pools, row.edges_s).ready
+    needed = workers_over_time(optimum.run, pools, row.edges_s).ready
     too_few, too_late, as_many = list[int](), list[int](), list[int]()
     for v, window in enumerate(row.windows):
         if window.holds:

@@ -455,7 +455,7 @@ def draw_day(answer: DayAnswer) -> list[CaptionedChart]:
             "Demand in each window.",
         )
     ]
-    ready = {row.name: workers_over_time(row.run, len(pools), edges_s)[1] for row in shown}
+    ready = {row.name: workers_over_time(row.run, len(pools), edges_s).ready for row in shown}
     for p, pool in enumerate(pools):
         series = {name: counts[p] for name, counts in ready.items()}
         chart = charts.windows_chart(series, window_s, f"{pool.name}: workers ready", are_counts=True)

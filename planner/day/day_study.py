@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -767,8 +767,15 @@ def _served_in_windows(simulation: Simulation, edges_s: Floats) -> list[WindowRe
     return windows
 
 
-def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Floats, Floats]:
-    """The mean numbers of paid workers and of ready workers in each window: two arrays (pools, windows)."""
+class WorkersOverTime(NamedTuple):
+    """The mean numbers of paid and of ready workers in each window, (pools, windows)."""
+
+    paid: Floats
+    ready: Floats
+
+
+def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> WorkersOverTime:
+    """The workers of a run in the windows between these edges."""
     paid, ready = np.zeros((pools, len(edges_s) - 1)), np.zeros((pools, len(edges_s) - 1))
     lengths_s = np.diff(edges_s)
     for span in run.spans:
@@ -778,7 +785,7 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
         ):
             inside_s = np.minimum(to_s, edges_s[1:]) - np.maximum(from_s, edges_s[:-1])
             workers[span.pool] += np.clip(inside_s, 0.0, None) / lengths_s
-    return paid, ready
+    return WorkersOverTime(paid, ready)
 
 
 def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:

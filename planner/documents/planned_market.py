@@ -42,7 +42,8 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
 
     With the planned `task` the market has the task's stock and limits. A plan of several LLMs has no market.
     """
-    file, plan = _read_plan_file(path)
+    file = _plan_file(path)
+    plan = read_yaml(file)
     if not _is_plan(plan):
         return None
     traffic = plan["traffic"]
@@ -60,7 +61,7 @@ def schedule_caveat(path: Path, *, has_question: bool = False) -> str:
     """A sentence on what a schedule of a plan's fleet leaves out: idle GPUs, prices of spot workers and,
     without the plan's question, reserved prices. Empty for files that are no plan.
     """
-    plan = _read_plan_file(path)[1]
+    plan = read_yaml(_plan_file(path))
     if not _is_plan(plan):
         return ""
     bill = plan.get("bill", {})
@@ -97,13 +98,12 @@ def counted_singly_caveat(market: Market, catalog: Catalog) -> str:
 
 def is_plan_file(path: Path) -> bool:
     """Whether this is a plan for one LLM, or its folder."""
-    return _is_plan(_read_plan_file(path)[1])
+    return _is_plan(read_yaml(_plan_file(path)))
 
 
-def _read_plan_file(path: Path) -> tuple[Path, Document]:
-    """The file, or plan.yaml in the folder, and its content."""
-    file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
-    return file, read_yaml(file)
+def _plan_file(path: Path) -> Path:
+    """The file itself, or plan.yaml in a folder."""
+    return path / "plan.yaml" if (path / "plan.yaml").is_file() else path
 
 
 def _is_plan(document: Document) -> bool:

@@ -147,7 +147,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
                     _worst_text(verdict, worst),
                     "",
                     "",
-                    show_beside(worst.value_s, limit_s)[0],
+                    show_beside(worst.value_s, limit_s).value,
                     _margin_text(worst.value_s, limit_s),
                     _share_text(worst),
                     signed_verdict(worst.holds, worst.judged),

@@ -185,7 +185,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
     best_holds = known_holds or bool((best != known).any())
     oracle = model.oracle
     running_verdict = (
-        oracle.simulate_and_judge(oracle.fleet(model.fleet_counts(n0)), record=True)[1]
+        oracle.simulate_and_judge(oracle.fleet(model.fleet_counts(n0)), record=True).verdict
         if gone_workers == 0
         else None
     )
@@ -209,7 +209,7 @@ def replan(study: Study, task: PlanQuestion, current: Fleet, terms: ReplanTerms)
             *lost_moves,
         ),
         ways=tuple(ways),
-        verdict=oracle.simulate_and_judge(oracle.fleet(model.fleet_counts(best)), record=True)[1],
+        verdict=oracle.simulate_and_judge(oracle.fleet(model.fleet_counts(best)), record=True).verdict,
         running_verdict=running_verdict,
         options=tuple(names[: model.main_options]),
         other_options=tuple(names[model.main_options :]),

@@ -27,9 +27,8 @@ from planner.traffic.trace import FloatArray, IntArray, Trace
 # All values below were set by hand.
 BLOCKS = 60  # A trace is cut into this many blocks, unless their length is out of the bounds below.
 LEAST_S, MOST_S = 20.0, 600.0  # Bounds of a block's length, which is also at most a quarter of the trace.
-MOST_DRAWS = (
-    100  # If as many draws in a row are empty or have all arrivals at once, the trace is used unchanged.
-)
+# If as many draws in a row are empty or have all arrivals at once, the trace is used unchanged.
+MOST_DRAWS = 100
 REACH_FRAC = 0.125  # A replacement begins at most this share of the trace before or after its block.
 
 

@@ -142,12 +142,12 @@ def _plan_with_evidence(
     return add_robustness(certified_plan, best_of(searched), production)
 
 
-def add_robustness(plan: Plan, problem_and_search: PolicySearch, production: Production | None) -> Plan:
+def add_robustness(plan: Plan, search: PolicySearch, production: Production | None) -> Plan:
     """The plan with its robustness (robustness.py), as far as the remaining time allows: what more traffic,
     longer prompts and fewer workers would do to its fleet, and at which prices of GPUs a known fleet would be
     cheaper.
     """
-    problem, paper = problem_and_search
+    problem, paper = search
     problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "robustness"))
     best = paper.best if production is None else production.best
     survivor = None if production is None else production.with_loss
@@ -204,7 +204,7 @@ def _plan_at_rates(inputs: SearchInputs, rates: Throughput, fleet: Fleet, *, is_
     # deployed, so its robustness is computed too.
     if not inputs.conditions.adds_robustness:
         return certified_plan
-    return add_robustness(certified_plan, (problem, paper), production)
+    return add_robustness(certified_plan, PolicySearch(problem, paper), production)
 
 
 def _with_share_of_time(inputs: SearchInputs, share: float) -> SearchInputs:
@@ -247,7 +247,9 @@ def search_llm(
             raise
         # With all of the time the search goes on where it stopped, because its simulations are cached.
         return search_policies(problem, start)
-    return [(replace(each, deadline=problem.deadline), result) for each, result in searched]
+    return [
+        search._replace(problem=replace(search.problem, deadline=problem.deadline)) for search in searched
+    ]
 
 
 def certify_plan(
@@ -511,7 +513,7 @@ def _certificate_of(
     are the shadow prices of the limits.
     """
     problem, fleet_search = best_of(searched)
-    searches = [result.level0.search for _, result in searched]
+    searches = [search.result.level0.search for search in searched]
     # The cheapest fleet of level 0 under any of the policies that were searched.
     cheapest_level0 = min(searches, key=lambda search: search.value)
     is_exhausted = all(search.is_exhausted for search in searches)
@@ -550,7 +552,7 @@ def _certificate_of(
             problem.oracle.fleet(fleet_search.best if production is None else production.best),
             simulation,
         ),
-        simulations=sum(each.oracle.simulations for each, _ in searched) + further.simulations,
+        simulations=sum(search.problem.oracle.simulations for search in searched) + further.simulations,
         cuts=fleet_search.cuts,
         seed=seed,
         shadow_prices={limit.name: price for limit, price in limit_prices.items()},

@@ -139,7 +139,7 @@ def price_prefix_caches(searched: Sequence[PolicySearch]) -> tuple[facts.Binding
     if problem.hits is None:  # The traffic has no prefixes, or the question no caches.
         return ()
     policies, unit = problem.oracle.policies, OBJECTIVE_UNITS[problem.task.objective]
-    without_caches = [row for row in searched if not row[0].oracle.policies.prefix_cache]
+    without_caches = [row for row in searched if not row.problem.oracle.policies.prefix_cache]
     if not policies.prefix_cache:
         return (facts.Finding("caches-unused"),)
     gpus, value = problem.oracle.fleet(search.best).gpus, objective_paid(problem, search.best)
@@ -158,9 +158,9 @@ def price_pinned_replicas(
     searched: Sequence[PolicySearch], clock: EvidenceClock
 ) -> tuple[facts.Binding, ...]:
     """What pinned prefixes save against LRU caches, as the difference of two simulated fleets."""
-    pinned = [row for row in searched if row[0].oracle.pinning is not None]
-    unpinned = [row for row in searched if row[0].oracle.pinning is None]
-    lru = [row for row in unpinned if row[0].oracle.policies.prefix_cache]
+    pinned = [row for row in searched if row.problem.oracle.pinning is not None]
+    unpinned = [row for row in searched if row.problem.oracle.pinning is None]
+    lru = [row for row in unpinned if row.problem.oracle.policies.prefix_cache]
     if not pinned or not lru or not clock.allows("pinned-replicas"):
         return ()
     (problem, search), (lru_problem, lru_search) = best_of(pinned), best_of(lru)
@@ -169,7 +169,7 @@ def price_pinned_replicas(
     assert pinning is not None
     return (
         facts.PinnedReplicas(
-            is_chosen=best_of(searched)[0] is problem,
+            is_chosen=best_of(searched).problem is problem,
             value=objective_paid(problem, search.best),
             gpus=fleet.gpus,
             pinned_hit_frac=pinning.hit_frac(fleet),
@@ -197,10 +197,10 @@ def bound_pins(
     `best` are the workers of the plan. If the plan does not pin prefixes, the best fleet on paper that pins
     them is taken in its place.
     """
-    problem = best_of(searched)[0]
+    problem = best_of(searched).problem
     is_plan = problem.oracle.pinning is not None
     if not is_plan:
-        pinned = [(other, search) for other, search in searched if other.oracle.pinning is not None]
+        pinned = [row for row in searched if row.problem.oracle.pinning is not None]
         if not pinned:
             return ()
         problem, pinned_search = best_of(pinned)
@@ -427,7 +427,7 @@ def price_insurance(
         verdict = _verdict_on_every_draw(as_expected, as_expected.oracle.fleet(counts))
         missed = facts.ExpectedMissed(planned, outcome_of(verdict, problem.slo))
         return (row,), (missed,), (missed,)
-    verdict = as_expected.oracle.simulate_and_judge(as_expected.oracle.fleet(counts), record=True)[1]
+    verdict = as_expected.oracle.simulate_and_judge(as_expected.oracle.fleet(counts), record=True).verdict
     values = tuple(map(limit_fact, verdict.lines))
     return (row,), (facts.InsuranceCosts(planned, robust_value, value, unit), facts.AsExpected(values)), ()
 

@@ -131,7 +131,7 @@ def _attained_text(line: LineVerdict) -> str:
     never served, and then no limit is loose enough.
     """
     if math.isfinite(line.deciding_s):
-        return f"{line.limit.label} of {show_beside(line.deciding_s, line.limit.limit_s)[0]}"
+        return f"{line.limit.label} of {show_beside(line.deciding_s, line.limit.limit_s).value}"
     return f"{show_share(line.deciding_frac)} within the limit on {line.limit.label}, the rest never served"
 
 

@@ -10,6 +10,7 @@ A search may start from known fleets, and reuse the simulations of other searche
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from planner.documents import facts
 from planner.domain import OWNED, ROUNDING, Gpu, payment_suffix
@@ -44,8 +45,11 @@ class FleetSearch:
     race_facts: tuple[facts.PolicyGains | facts.PoliciesRaced, ...] = ()
 
 
-PolicySearch = tuple[Problem, FleetSearch]
-"""A problem under one choice of policies, and its search on paper."""
+class PolicySearch(NamedTuple):
+    """A problem under one choice of policies, and the result of its search on paper."""
+
+    problem: Problem
+    result: FleetSearch
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +228,9 @@ def _find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: b
 
 def best_of(searches: Sequence[PolicySearch]) -> PolicySearch:
     """The cheapest search; of equally cheap ones the first with the engines' usual queue, else the first."""
-    least = min(search.value for _, search in searches)
-    equal = [each for each in searches if each[1].value <= least * each[0].same_value_factor]
-    return min(equal, key=lambda each: each[0].oracle.policies.queue != Policies().queue)
+    least = min(search.result.value for search in searches)
+    equal = [search for search in searches if search.result.value <= least * search.problem.same_value_factor]
+    return min(equal, key=lambda search: search.problem.oracle.policies.queue != Policies().queue)
 
 
 def _prefer_uncapped(problem: Problem, level0: Level0) -> None:

@@ -52,7 +52,7 @@ def race_policies(problem: Problem, searches: Sequence[PolicySearch]) -> list[Po
     if not changes:
         return searches
     gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
-    remaining_effort = float(sum(each.oracle.effort() for each, _ in searches))
+    remaining_effort = float(sum(search.problem.oracle.effort() for search in searches))
     saves_nothing: list[str] = []
     not_simulated: list[str] = []
     for _ in range(MOST_ROUNDS):
@@ -78,7 +78,7 @@ def race_policies(problem: Problem, searches: Sequence[PolicySearch]) -> list[Po
             )
         except InfeasibleError:  # For instance because the time ended before the race's fleet was simulated.
             break
-        searches.append((with_winner, search_result))
+        searches.append(PolicySearch(with_winner, search_result))
         # The winner sets the policy of one axis, such as the queue. The next round changes all other axes.
         raced_changes = [raced_policy.change for raced_policy in race.raced]
         changes = [change for change in raced_changes if change.axis != winners[0].change.axis]
@@ -86,15 +86,18 @@ def race_policies(problem: Problem, searches: Sequence[PolicySearch]) -> list[Po
             break
     chosen, best = best_of(searches)
     usual = with_usual_queue(chosen)
-    if usual is not None and not any(each.oracle.policies == usual.oracle.policies for each, _ in searches):
+    searched_policies = {search.problem.oracle.policies for search in searches}
+    if usual is not None and usual.oracle.policies not in searched_policies:
         # A race adopts a policy only for a lower price. At an equal price the usual queue is taken, which is
         # the simplest.
         if (result := _search_if_best_holds(usual, best.best)) is not None:
-            searches.append((usual, result))
-    for _, result in searches:
-        result.level0.search.assumed.add(pruning_rules.POLICY_RACE)
-        result.level0.search.is_exact = False
-    searches = [(each, replace(result, is_every_mix_simulated=False)) for each, result in searches]
+            searches.append(PolicySearch(usual, result))
+    for search in searches:
+        search.result.level0.search.assumed.add(pruning_rules.POLICY_RACE)
+        search.result.level0.search.is_exact = False
+    searches = [
+        search._replace(result=replace(search.result, is_every_mix_simulated=False)) for search in searches
+    ]
     gain_facts.append(
         facts.PoliciesRaced(
             nothing=tuple(dict.fromkeys(saves_nothing)),
@@ -103,9 +106,9 @@ def race_policies(problem: Problem, searches: Sequence[PolicySearch]) -> list[Po
             of="on-paper",
         )
     )
-    _, winner = best_of(searches)
-    with_facts = replace(winner, race_facts=tuple(gain_facts))
-    return [(each, with_facts if result is winner else result) for each, result in searches]
+    winner = best_of(searches)
+    with_facts = winner._replace(result=replace(winner.result, race_facts=tuple(gain_facts)))
+    return [with_facts if search is winner else search for search in searches]
 
 
 @dataclass(frozen=True, slots=True)

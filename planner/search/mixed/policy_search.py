@@ -93,7 +93,7 @@ def _search_each_choice(
         choices = tuple(policies for policies in choices if policies.prefix_cache)
     for policies in choices:
         policy_problem = with_policies(problem, policies)
-        best_counts = best_of(searches)[1].best if searches else None
+        best_counts = best_of(searches).result.best if searches else None
         if best_counts is not None and not policy_problem.can_route(options_of(best_counts)):
             best_counts = None
         if policies.prefix_cache and best_counts is not None:
@@ -110,7 +110,9 @@ def _search_each_choice(
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
         known_best = [
-            result.best for _, result in searches if policy_problem.can_route(options_of(result.best))
+            search.result.best
+            for search in searches
+            if policy_problem.can_route(options_of(search.result.best))
         ]
         start_fleets = [*start, *map(policy_problem.oracle.fleet, known_best), *unlimited_best]
         result, unlimited = search_or_explain(policy_problem, start_fleets, prove=prove, walks=walks)
@@ -125,7 +127,7 @@ def _search_each_choice(
             result = polish_pins(
                 policy_problem, result, partial(find_best_fleet, policy_problem, prove=prove, walks=walks)
             )
-        searches += [(policy_problem, result), *_with_refitted_router(policy_problem, result)]
+        searches += [PolicySearch(policy_problem, result), *_with_refitted_router(policy_problem, result)]
     if not searches:
         searches = _race_within_limits(problem, failures, start)
     if not searches:
@@ -185,7 +187,7 @@ def _with_refitted_router(problem: Problem, result: FleetSearch) -> list[PolicyS
             result = find_best_fleet(problem, [problem.oracle.fleet(counts)], walks=False)
         except (InfeasibleError, StoppedError):  # The time is over.
             return searches
-        searches.append((problem, result))
+        searches.append(PolicySearch(problem, result))
     return searches
 
 
@@ -195,17 +197,17 @@ def _as_sure_as_all(searches: Sequence[PolicySearch], failures: Sequence[NoFleet
     Searches without a fleet (`failures`) count too: if such a search was cut short, a cheaper fleet may hold
     with its policies.
     """
-    results: list[FleetSearch | NoFleet] = [*failures, *(result for _, result in searches)]
+    results: list[FleetSearch | NoFleet] = [*failures, *(search.result for search in searches)]
     is_every_mix_simulated = all(result.is_every_mix_simulated for result in results)
-    for _, result in searches:
-        search = result.level0.search
+    for search in searches:
+        level0_search = search.result.level0.search
         for failure in failures:
-            search.assumed |= failure.level0_search.assumed
-            search.is_exact &= failure.level0_search.is_exact
-            search.is_exhausted &= failure.level0_search.is_exhausted
+            level0_search.assumed |= failure.level0_search.assumed
+            level0_search.is_exact &= failure.level0_search.is_exact
+            level0_search.is_exhausted &= failure.level0_search.is_exhausted
     return [
-        (problem, replace(result, is_every_mix_simulated=is_every_mix_simulated))
-        for problem, result in searches
+        search._replace(result=replace(search.result, is_every_mix_simulated=is_every_mix_simulated))
+        for search in searches
     ]
 
 
@@ -238,7 +240,7 @@ def _race_within_limits(
         problem.progress(f"policies: {label_of(chosen, winners[0].policies)}")
         result, _ = search_or_explain(with_winner, [with_winner.oracle.fleet(winners[0].best)], walks=False)
         if isinstance(result, FleetSearch):
-            return [(with_winner, result)]
+            return [PolicySearch(with_winner, result)]
     return []
 
 

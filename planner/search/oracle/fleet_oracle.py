@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -190,6 +190,13 @@ def is_looser(slo: Slo, other: Slo) -> bool:
     if (slo.attainment_frac or 0.0) > (other.attainment_frac or 0.0):
         return False
     return all(limit_s >= other_limits[line] for line, limit_s in limits.items())
+
+
+class JudgedRun(NamedTuple):
+    """A simulation of a fleet, and the verdict on it."""
+
+    simulation: Simulation
+    verdict: Verdict
 
 
 @dataclass(slots=True)
@@ -463,7 +470,7 @@ class Oracle:
         chance_of_no_more = bdtr(down, count, terms.down_frac)
         return int(np.argmax(chance_of_no_more >= 1 - SPOT_RISK_FRAC))  # The first that is high enough.
 
-    def simulate_and_judge(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
+    def simulate_and_judge(self, fleet: Fleet, *, record: bool) -> JudgedRun:
         """Simulate a fleet to the end of the trace, without losses. With `record` the simulation has every
         gap.
         """
@@ -477,7 +484,7 @@ class Oracle:
             record=record,
             every_s=self.slo.every_s,
         )
-        return simulation, judge_slo(simulation, self.slo)
+        return JudgedRun(simulation, judge_slo(simulation, self.slo))
 
     def worst_verdict(self, counts: Counts) -> Verdict | None:
         """The verdict, without percentiles, after the worst loss; None where a loss leaves no worker of a

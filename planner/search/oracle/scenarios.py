@@ -187,13 +187,13 @@ class Scenarios:
         seed, growth_factor = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac
         if (described := self.task.described) is not None:
             rate_rps = (self.task.rate_rps or described.mean_rps) * growth_factor / self.downscale
-            return requested_traffic(self.trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
+            return requested_traffic(self.trace, replace(self.task, rate_rps=rate_rps), seed=seed).requests
         trace, basis = spread_stamps(self.trace, seed=seed), drawn_by(self.task, self.trace)
         if basis == "copies":
             assert self.task.rate_rps is not None
             # Superposing fewer copies draws fewer requests, so nothing is left to thin out afterwards.
             rate_rps = self.task.rate_rps * growth_factor / self.downscale
-            return requested_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed)[0]
+            return requested_traffic(trace, replace(self.task, rate_rps=rate_rps), seed=seed).requests
         if basis in ("blocks", "sessions"):
             trace = redraw_trace(trace, rng)
         grown_rps = None  # The trace's own rate.

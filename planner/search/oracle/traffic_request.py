@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,7 +42,14 @@ class TrafficRequest:
         return cls(requests, note, further_traffic(trace, task, requests, seed=seed))
 
 
-def requested_traffic(trace: Trace, task: PlanQuestion, *, seed: int) -> tuple[Trace, str]:
+class RequestedTraffic(NamedTuple):
+    """Requests that must be served, and a sentence on how they were made from the trace."""
+
+    requests: Trace
+    how_made: str
+
+
+def requested_traffic(trace: Trace, task: PlanQuestion, *, seed: int) -> RequestedTraffic:
     """The requests that must be served, and a sentence on how they were made from the trace.
 
     The seed also spreads the stamps of a coarse clock, as `read_trace(path, seed=None)` leaves them. If the
@@ -61,7 +69,7 @@ def further_traffic(trace: Trace, task: PlanQuestion, requests: Trace, *, seed: 
     for number in range(task.draws):
         for frac in reversed(rates_frac(task, requests)):
             is_first = number == 0 and frac == task.robust.traffic_frac
-            drawn = requests if is_first else _requested_rate(trace, task, frac, seed=seed + number)[0]
+            drawn = requests if is_first else _requested_rate(trace, task, frac, seed=seed + number).requests
             # If the second draw equals the first, the seed changes nothing, and all draws are the same.
             if number == 1 and frac == task.robust.traffic_frac and same_requests(drawn, requests):
                 raise InputError(
@@ -88,7 +96,7 @@ def rates_frac(task: PlanQuestion, requests: Trace) -> tuple[float, ...]:
     return tuple(np.linspace(lowest, highest, points).tolist())
 
 
-def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed: int) -> tuple[Trace, str]:
+def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed: int) -> RequestedTraffic:
     """The same as `requested_traffic`, at a rate that lies `more_frac` above the expected one."""
     rate_rps = task.rate_rps
     if task.described is not None:
@@ -133,4 +141,4 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
             "longer trace or window; or leave out --trace and write the rate of such requests: traffic: "
             f"{{rate: 1, {lengths}}} is one in a second"
         )
-    return requests, note
+    return RequestedTraffic(requests, note)

@@ -67,7 +67,7 @@ def simulate_other_draws(
         # The fleet is judged on these requests alone, not on the search's draws too. No other simulation has
         # this traffic, so a cache of its own keeps the common one small.
         oracle = replace(seeded_problem.oracle, trace=requests, draws=(), cache=VerdictCache())
-        verdict = oracle.simulate_and_judge(oracle.fleet(best), record=True)[1]
+        verdict = oracle.simulate_and_judge(oracle.fleet(best), record=True).verdict
         is_kept = verdict.holds and (not oracle.has_losses or oracle.holds(best))
         return is_kept, verdict
 
@@ -89,7 +89,7 @@ def simulate_histories(
     def run(number: int) -> tuple[bool, Verdict]:
         rng = np.random.default_rng([seed, number])
         disturbed = replace(fleet, disturbances=interruptions(fleet, oracle.spot, end_s, rng))
-        verdict = oracle.simulate_and_judge(disturbed, record=True)[1]
+        verdict = oracle.simulate_and_judge(disturbed, record=True).verdict
         return verdict.holds, verdict
 
     return run_until_decided(HISTORIES, run, _most_runs(problem), goes_on)

@@ -73,7 +73,7 @@ def choose_policies(searched: Sequence[PolicySearch]) -> tuple[list[PolicySearch
     chosen, paper = best_of(searched)
     if not chosen.task.policies.raced_changes:
         return _choose_pins(searched)
-    best = _plan_and_test((chosen, paper)) or _plan_with_others(searched)
+    best = _plan_and_test(PolicySearch(chosen, paper)) or _plan_with_others(searched)
     if best is None:
         return searched, None
     best = _cheaper_with_first_policies(searched, best)
@@ -102,7 +102,7 @@ def choose_policies(searched: Sequence[PolicySearch]) -> tuple[list[PolicySearch
     not_raced = (*refused, *left_out)
     gain_facts.append(facts.PoliciesRaced(saves_nothing, rivals, not_raced, "production"))
     best_search = replace(best.paper, race_facts=(*paper.race_facts, *gain_facts))
-    return _put_first(best.problem, best_search, searched), best.trial
+    return _put_first(PolicySearch(best.problem, best_search), searched), best.trial
 
 
 def put_policies_of_fleet_first(searched: Sequence[PolicySearch], fleet: Fleet) -> list[PolicySearch]:
@@ -115,22 +115,20 @@ def put_policies_of_fleet_first(searched: Sequence[PolicySearch], fleet: Fleet) 
     if own is None and chosen.task.policies.raced_changes:
         other = with_policies(chosen, fleet.policies)
         own = _search_from(paper, other, counts_of(fleet, paper.level0.options))
-    return list(searched) if own is None else _put_first(*own, searched)
+    return list(searched) if own is None else _put_first(own, searched)
 
 
 def _search_with(policies: Policies, searched: Sequence[PolicySearch]) -> PolicySearch | None:
     """The search with these policies, if there is one."""
-    return next((row for row in searched if row[0].oracle.policies == policies), None)
+    return next((search for search in searched if search.problem.oracle.policies == policies), None)
 
 
-def _put_first(problem: Problem, own: FleetSearch, searched: Sequence[PolicySearch]) -> list[PolicySearch]:
-    """This problem's search first, then those with other policies that found no cheaper fleet on paper."""
+def _put_first(first: PolicySearch, searched: Sequence[PolicySearch]) -> list[PolicySearch]:
+    """The search `first`, then those with other policies that found no cheaper fleet on paper."""
     others = [
-        (other, other_search)
-        for other, other_search in searched
-        if other is not problem and best_of([(problem, own), (other, other_search)])[0] is problem
+        other for other in searched if other.problem is not first.problem and best_of([first, other]) is first
     ]
-    return [(problem, own), *others]
+    return [first, *others]
 
 
 def _choose_pins(searched: list[PolicySearch]) -> tuple[list[PolicySearch], FleetTrial | None]:
@@ -142,27 +140,27 @@ def _choose_pins(searched: list[PolicySearch]) -> tuple[list[PolicySearch], Flee
     paper.
     """
     chosen, paper = best_of(searched)
-    pinned = [(problem, search) for problem, search in searched if problem.oracle.pinning is not None]
+    pinned = [search for search in searched if search.problem.oracle.pinning is not None]
     others = [
-        (problem, search)
-        for problem, search in searched
-        if problem is not chosen
-        and problem.oracle.pinning is None
-        and search.value <= paper.value * problem.same_value_factor
+        search
+        for search in searched
+        if search.problem is not chosen
+        and search.problem.oracle.pinning is None
+        and search.result.value <= paper.value * search.problem.same_value_factor
     ][:MOST_SEARCHED]
     if pinned and chosen.oracle.pinning is None:
         others.append(best_of(pinned))
     if not others:
         return searched, None
-    best = _plan_and_test((chosen, paper))
+    best = _plan_and_test(PolicySearch(chosen, paper))
     for candidate in others:
-        chosen.progress(f"production with {label_of(chosen, candidate[0].oracle.policies)}")
+        chosen.progress(f"production with {label_of(chosen, candidate.problem.oracle.policies)}")
         other = _plan_and_test(candidate, below_value=None if best is None else best.value)
         if other is not None and (best is None or other.value < best.value * (1 - ROUNDING)):
             best = other
     if best is None:
         return searched, None
-    return _put_first(best.problem, best.paper, searched), best.trial
+    return _put_first(PolicySearch(best.problem, best.paper), searched), best.trial
 
 
 def _plan_and_test(searched: PolicySearch, *, below_value: float | None = None) -> _PassedFleet | None:
@@ -185,7 +183,7 @@ def _plan_with_others(searched: Sequence[PolicySearch]) -> _PassedFleet | None:
     simulates fleets that fill the limits.
     """
     chosen, paper = best_of(searched)
-    tested = [_plan_and_test(other) for other in searched if other[0] is not chosen]
+    tested = [_plan_and_test(other) for other in searched if other.problem is not chosen]
     if passed := [fleet for fleet in tested if fleet is not None]:
         return min(passed, key=lambda fleet: fleet.value)
     if len(chosen.trace) > FULL_REQUESTS:  # Scenarios of this many requests take too long.
@@ -210,7 +208,7 @@ def _cheaper_with_first_policies(searched: Sequence[PolicySearch], best: _Passed
     which has the best policies on paper.
     """
     first = searched[0]
-    if first[0] is best.problem:
+    if first.problem is best.problem:
         return best
     other = _plan_and_test(first, below_value=best.value)
     return best if other is None or other.value >= best.value * (1 - ROUNDING) else other
@@ -263,6 +261,6 @@ def _search_from(paper: FleetSearch, other: Problem, best: Counts | None) -> Pol
     """The search on paper under other policies, which begins with the fleet on paper and with `best`."""
     start = [other.oracle.fleet(paper.best), *([] if best is None else [other.oracle.fleet(best)])]
     try:
-        return other, find_best_fleet(other, start, walks=False)
+        return PolicySearch(other, find_best_fleet(other, start, walks=False))
     except InfeasibleError:
         return None

@@ -477,7 +477,7 @@ def at_rate(inputs: SearchInputs, rate_rps: float) -> SearchInputs:
     """
     task = replace(inputs.task, objective="cost", rate_rps=rate_rps)
     if task.draws > 1 and task.scale != "compress":
-        first, second = (requested_traffic(inputs.trace, task, seed=inputs.seed + k)[0] for k in (0, 1))
+        first, second = (requested_traffic(inputs.trace, task, seed=inputs.seed + k).requests for k in (0, 1))
         if same_requests(first, second):
             task = replace(task, draws=1)
     return replace(inputs, task=task, traffic_request=None)

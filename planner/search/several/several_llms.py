@@ -282,7 +282,9 @@ def _certify_plans(
     """Certify the plan of each LLM; its assumptions say what the other LLMs leave it."""
     plans = []
     for k, (entry, llm_searches) in enumerate(zip(entries, searched, strict=True)):
-        with_deadline = [(replace(problem, deadline=deadline), best) for problem, best in llm_searches]
+        with_deadline = [
+            search._replace(problem=replace(search.problem, deadline=deadline)) for search in llm_searches
+        ]
         production = None if shared is None else shared.productions[k]
         inputs = SearchInputs(entry.task, entry.trace, catalog, seed)
         plan = certify_plan(with_deadline, inputs, deadline=deadline, production=production)
@@ -312,10 +314,12 @@ def _add_robustness(
     return [
         add_robustness(
             plan,
-            (replace(problem, limits=limits_beside(limits, fleets, k), deadline=deadline), paper),
+            search._replace(
+                problem=replace(search.problem, limits=limits_beside(limits, fleets, k), deadline=deadline)
+            ),
             productions[k],
         )
-        for k, (plan, (problem, paper)) in enumerate(zip(plans, best, strict=True))
+        for k, (plan, search) in enumerate(zip(plans, best, strict=True))
     ]
 
 

@@ -184,7 +184,10 @@ def _plan_shared(
 
 def _on_all_draws(searched: Sequence[LlmSearches]) -> list[LlmSearches]:
     """The searches of each LLM, with their problems on all draws of the traffic."""
-    return [[(on_all_draws(problem), best) for problem, best in each] for each in searched]
+    return [
+        [search._replace(problem=on_all_draws(search.problem)) for search in searches]
+        for searches in searched
+    ]
 
 
 def _designs_of_all(searched: Sequence[LlmSearches]) -> list[list[FleetDesign]]:
@@ -415,7 +418,7 @@ def search_within(problem: Problem, remaining: FleetLimits, start: Counts) -> Ll
         value = objective_of(start)
         search = replace(result.level0.search, best=start, value=value, is_exhausted=False, is_exact=False)
         result = replace(result, best=start, value=value, level0=replace(result.level0, search=search))
-    return [(problem, result)]
+    return [PolicySearch(problem, result)]
 
 
 def others_leave_fact(remaining: FleetLimits) -> OthersLeave:

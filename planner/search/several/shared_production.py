@@ -99,7 +99,7 @@ class SharedProduction:
         if not self.llms:
             return []
         return [
-            [(_with_known_verdicts(llm, (fleet,)), llm.on_paper.alone)]
+            [PolicySearch(_with_known_verdicts(llm, (fleet,)), llm.on_paper.alone)]
             for llm, fleet in zip(self.llms, self.fleets, strict=True)
         ]
 
