@@ -275,10 +275,13 @@ class FleetLimit:
     @property
     def name(self) -> str:
         """The name in files and messages, for instance 'stock of h100-80g'."""
-        return f"stock of {self.gpu}" if self.of == "stock" else "GPUs" if self.of == "gpus" else self.of
+        if self.of == "stock":
+            return f"stock of {self.gpu}"
+        return "GPUs" if self.of == "gpus" else self.of
 
     @property
     def unit(self) -> str:
+        """The unit of its amount."""
         return {"power": "W", "cost": "USD/h"}.get(self.of, "GPUs")
 
 

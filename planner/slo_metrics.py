@@ -111,7 +111,9 @@ class SloMetric:
     @property
     def counted(self) -> str:
         """What one value belongs to, in the plural."""
-        return "gaps" if self.is_of_gaps else "tasks" if self.is_of_tasks else "requests"
+        if self.is_of_gaps:
+            return "gaps"
+        return "tasks" if self.is_of_tasks else "requests"
 
 
 def verdict_word(holds: bool, judged: int) -> Literal["kept", "missed", "not judged"]:

@@ -186,9 +186,11 @@ def _print_unmodelled(fleet: Fleet, requests: Trace) -> tuple[str, ...]:
 
 def _needs_one_run(options: Mapping[str, bool], seeds: int, autoscale: str | None) -> None:
     """Refuse `options`, which explain one run of a fixed fleet, together with --seeds or --autoscale."""
-    conflicting = "--seeds" if seeds > 1 else "--autoscale" if autoscale is not None else ""
+    if seeds == 1 and autoscale is None:
+        return
+    conflicting = "--seeds" if seeds > 1 else "--autoscale"
     for name, is_given in options.items():
-        if is_given and conflicting:
+        if is_given:
             raise InputError(f"{name}: looks at one run of a fixed fleet; drop {conflicting}")
 
 

@@ -291,7 +291,6 @@ def missed_lines(row: ControllerDay) -> list[str]:
 def to_json(answer: DayAnswer) -> dict[str, Any]:
     """What `plan day --json` prints."""
     question, optimum = answer.question, answer.optimum
-    few = FEW_MISSED_FRAC * len(answer.static.windows)
     return {
         "fleet": describe_fleet(question.fleet),
         "slo": [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in question.slo.limits],
@@ -317,28 +316,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
             for pool, elastic in zip(question.fleet.pools, question.pools, strict=True)
         ],
         "controllers": [_controller_json(answer, row) for row in answer.rows],
-        "optimum": None
-        if optimum is None
-        else {
-            **_controller_json(answer, optimum.day),
-            "status": optimum.status,
-            "bound_if_more_never_hurt_usd": optimum.bound_usd,
-            "proved_usd": optimum.proved_usd,
-            "bound_at_any_moment_if_more_never_hurt_usd": optimum.any_moment_usd,
-            "causal_bound": None
-            if optimum.causal is None
-            else {
-                "missed_windows": few,
-                "usd_by_block_s": {
-                    f"{block_s:g}": optimum.causal.least_usd(few, block_s) for block_s in BLOCKS_S
-                },
-                "usd_of_unknown_hours": optimum.causal.least_usd_of_unknown_blocks(few, HOUR_S),
-                "usd_of_known_windows": None
-                if optimum.reacting is None
-                else optimum.reacting.least_usd(few, HOUR_S),
-            },
-            "sizes": {"edges_s": optimum.edges_s.tolist(), "sizes": optimum.sizes.tolist()},
-        },
+        "optimum": None if optimum is None else _optimum_json(answer, optimum),
         "capacity": None
         if answer.capacity is None
         else {
@@ -353,9 +331,42 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
     }
 
 
+def _optimum_json(answer: DayAnswer, optimum: Optimum) -> dict[str, Any]:
+    """The optimum and the bounds on the cost of others, in day.json."""
+    return {
+        **_controller_json(answer, optimum.day),
+        "status": optimum.status,
+        "bound_if_more_never_hurt_usd": optimum.bound_usd,
+        "proved_usd": optimum.proved_usd,
+        "bound_at_any_moment_if_more_never_hurt_usd": optimum.any_moment_usd,
+        "causal_bound": _causal_bound_json(answer, optimum),
+        "sizes": {"edges_s": optimum.edges_s.tolist(), "sizes": optimum.sizes.tolist()},
+    }
+
+
+def _causal_bound_json(answer: DayAnswer, optimum: Optimum) -> dict[str, Any] | None:
+    """The bounds for controllers that do not know the future and miss few windows; None if not computed."""
+    if optimum.causal is None:
+        return None
+    few = FEW_MISSED_FRAC * len(answer.static.windows)
+    reacting = optimum.reacting
+    return {
+        "missed_windows": few,
+        "usd_by_block_s": {f"{block_s:g}": optimum.causal.least_usd(few, block_s) for block_s in BLOCKS_S},
+        "usd_of_unknown_hours": optimum.causal.least_usd_of_unknown_blocks(few, HOUR_S),
+        "usd_of_known_windows": None if reacting is None else reacting.least_usd(few, HOUR_S),
+    }
+
+
 def _controller_json(answer: DayAnswer, row: ControllerDay) -> dict[str, Any]:
     """The figures of one controller, or of the optimum, in day.json."""
     regret, status = answer.regret_usd(row), row.run.simulation.status
+    causes = day_causes.find_causes(answer, row)
+    causes_row = None
+    if causes is not None:  # JSON has lists for tuples.
+        causes_row = {
+            name: list(each) if isinstance(each, tuple) else each for name, each in asdict(causes).items()
+        }
     return {
         "name": row.name,
         "parameters": {name: str(value) for name, value in row.parameters.items()},
@@ -376,9 +387,7 @@ def _controller_json(answer: DayAnswer, row: ControllerDay) -> dict[str, Any]:
         "rerouted": sum(each.rerouted for each in row.effects),
         "regret_usd": regret,
         "regret_windows": row.missed_windows,
-        "causes": None
-        if (causes := day_causes.find_causes(answer, row)) is None
-        else {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(causes).items()},
+        "causes": causes_row,
     }
 
 
@@ -579,11 +588,13 @@ def basis_lines(answer: DayAnswer) -> list[str]:
         + (f"; {elastic.warm} at a time after {elastic.warm_start_s:.0f} s" if elastic.warm else "")
         for pool, elastic in zip(question.fleet.pools, question.pools, strict=True)
     ]
+    # Keys of `stock` are GPUs, or GPUs with their market: "h100-80g@spot".
+    gpu_names = {pool.type.gpu.name for pool in question.fleet.pools}
+    gpu_names |= set(map(row_of, gpu_names))
     lines += [
         f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"
         for gpu, count in question.stock.items()
-        # Of the keys of `stock` (a GPU, or one with its market: "h100-80g@spot") those of the fleet.
-        if any(gpu in (name := pool.type.gpu.name, row_of(name)) for pool in question.fleet.pools)
+        if gpu in gpu_names
     ]
     nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)
     lines += [

@@ -337,7 +337,9 @@ def _group_format(weights: Config, where: str, *, multiplies_in_16_bits: bool) -
     bits, kind, size = weights.get("num_bits"), weights.get("type", "int"), weights.get("group_size")
     match bits, kind:
         case 8, "float":
-            return "mxfp8" if size == 32 else "fp8-block" if weights.get("strategy") == "block" else "fp8"
+            if size == 32:
+                return "mxfp8"
+            return "fp8-block" if weights.get("strategy") == "block" else "fp8"
         case 8, "int":
             return "int8-g128" if multiplies_in_16_bits else "int8"
         case (4, "float") if size in (16, 32):

@@ -97,11 +97,11 @@ def offers_of_others(
 ) -> dict[str, tuple[ProviderOffer, ...]]:
     """The offers by GPU in the content of a prices.yaml, without those of `provider`. Raises InputError."""
     by_gpu = {gpu: parse_offers(rows, f"{where}: {gpu}") for gpu, rows in written.items()}
-    return {
-        gpu: others
+    others_by_gpu = {
+        gpu: tuple(offer for offer in offers if offer.provider.lower() != provider.lower())
         for gpu, offers in by_gpu.items()
-        if (others := tuple(each for each in offers if each.provider.lower() != provider.lower()))
     }
+    return {gpu: others for gpu, others in others_by_gpu.items() if others}
 
 
 def first_day(date: str) -> datetime.date | None:

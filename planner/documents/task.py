@@ -808,12 +808,14 @@ def _parse_prices(
 
 def _on_demand_offers(offers: Mapping[str, ProviderOffer], catalog: Catalog) -> dict[str, float]:
     """The prices on demand, at the same provider, of GPUs whose offer in `offers` is a commitment."""
-    return {
-        name: on_demand.usd_per_h
-        for name, offer in offers.items()
-        if offer.term != "on-demand"
-        and (on_demand := offer_of(catalog.provenance[name].offers, offer.provider, "on-demand")) is not None
-    }
+    prices = {}
+    for name, offer in offers.items():
+        if offer.term == "on-demand":
+            continue
+        on_demand = offer_of(catalog.provenance[name].offers, offer.provider, "on-demand")
+        if on_demand is not None:
+            prices[name] = on_demand.usd_per_h
+    return prices
 
 
 def _parse_least_off_spot(fleet: Section, spot: Mapping[str, Spot]) -> int:

@@ -73,16 +73,13 @@ def _run_of_records(label: str, path: Path, lines: Sequence[str]) -> MeasuredRun
         raise InputError(f"{path}: no request succeeded; there is nothing to import")
     has_all_starts = len(starts_ns) == len(lengths[0])
     first_ns = min(starts_ns, default=0.0)
+    latencies_s = {metric: foreign_fields.mean_and_percentiles(values) for metric, values in values_s.items()}
     return MeasuredRun(
         label,
         len(lengths[0]),
         tuple(lengths[0]),
         tuple(lengths[1]),
-        {
-            metric: quantiles
-            for metric, values in values_s.items()
-            if (quantiles := foreign_fields.mean_and_percentiles(values))
-        },
+        {metric: statistics for metric, statistics in latencies_s.items() if statistics},
         arrival_s=tuple((start_ns - first_ns) / 1e9 for start_ns in starts_ns) if has_all_starts else (),
         failed=failed,
         notes=foreign_fields.run_remarks(failed=failed),

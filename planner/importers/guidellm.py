@@ -36,7 +36,7 @@ def _parse_file(label: str, path: Path) -> tuple[list[MeasuredRun], str | None]:
         f"{label}[{i}]": check_mapping(row, f"{label}[{i}]")
         for i, row in enumerate(check_rows(document.get("benchmarks"), f"{path}: benchmarks"))
     }
-    names = (name for row in rows.values() if (name := _llm_name(document, row)))
+    names = filter(None, (_llm_name(document, row) for row in rows.values()))
     return [_parse_run(where, row) for where, row in rows.items()], next(names, None)
 
 

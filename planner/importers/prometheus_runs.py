@@ -47,11 +47,11 @@ def runs_of_range(
         )
     run_windows = min(int(RUN_S / _WINDOW_S), live.windows)
     rng = np.random.default_rng(0)  # The same metrics give the same runs.
-    measured_runs = [
-        run
-        for first in range(0, live.windows - run_windows + 1, run_windows)
-        if (run := _run_of_hour(live, slice(first, first + run_windows), names, rng)) is not None
-    ]
+    measured_runs = []
+    for first in range(0, live.windows - run_windows + 1, run_windows):
+        run = _run_of_hour(live, slice(first, first + run_windows), names, rng)
+        if run is not None:
+            measured_runs.append(run)
     if not measured_runs:
         raise InputError(
             f"{names}: no hour has {FEWEST_REQUESTS} requests per engine with their lengths and latencies"

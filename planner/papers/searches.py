@@ -274,13 +274,9 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
         _refuse_free(task.priced_gpus(catalog), "splitwise")
     unit = OBJECTIVE_UNITS[task.objective]
     slowdowns = _SlowdownJudge(question)
+    of_designs = (_cheapest_of_design(design, question, slowdowns) for design in _designs(task, catalog))
     rows_and_fleets = sorted(
-        (
-            row
-            for design in _designs(task, catalog)
-            if (row := _cheapest_of_design(design, question, slowdowns))
-        ),
-        key=lambda row_and_fleet: float(row_and_fleet[0][unit]),
+        filter(None, of_designs), key=lambda row_and_fleet: float(row_and_fleet[0][unit])
     )
     if not rows_and_fleets:
         raise InfeasibleError(

@@ -314,11 +314,16 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
     """A bar per name, with the name above it. A lower bound has a pale bar with a dashed edge."""
     import altair as alt
 
+    def kind_of(bar: Bar) -> str:
+        if bar.is_plan:
+            return "the plan"
+        return "at least" if bar.at_least else "alternative"
+
     rows = [
         {
             "label": bar.label,
             "value": round(bar.value, 4),
-            "kind": "the plan" if bar.is_plan else "at least" if bar.at_least else "alternative",
+            "kind": kind_of(bar),
             "text": f"{bar.label}: {'≥ ' if bar.at_least else ''}{bar.value:,.2f}".removesuffix(".00"),
         }
         for bar in bars
@@ -361,13 +366,13 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
             for other_cost, other_kw in dots.values()
         )
 
+    def kind_of(name: str) -> str:
+        if name == chosen:
+            return "the plan"
+        return "another" if is_beaten(name) else "not beaten"
+
     rows = [
-        {
-            "x": cost,
-            "y": power_kw,
-            "name": name,
-            "kind": "the plan" if name == chosen else "another" if is_beaten(name) else "not beaten",
-        }
+        {"x": cost, "y": power_kw, "name": name, "kind": kind_of(name)}
         for name, (cost, power_kw) in dots.items()
     ]
     kinds = ["the plan", "not beaten", "another"]

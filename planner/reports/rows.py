@@ -216,8 +216,10 @@ def _share_text(line: LineVerdict | WindowResult) -> str:
 
 def signed_verdict(holds: bool, judged: int) -> str:
     """`verdict_word` after a sign, which is left out if there was nothing to judge and nothing fails."""
-    sign = "" if holds and not judged else "✓\u00a0" if holds else "✗\u00a0"
-    return f"{sign}{verdict_word(holds, judged)}"
+    word = verdict_word(holds, judged)
+    if not holds:
+        return f"✗\u00a0{word}"
+    return f"✓\u00a0{word}" if judged else word
 
 
 def percentile_rows(plan: Plan) -> Rows:

@@ -248,10 +248,11 @@ def buy_text(fleet: Fleet, bill: Bill, whose: str = "") -> str:
     month)', where `whose` is " for chat". With owned GPUs: 'Use 8 × a100-80g that you own and buy ...'.
     """
     owned, bought = _owned_and_bought(fleet, bill)
-    use = f"Use {list_text(owned)} that you own" if owned else ""
-    buy = f"{'buy' if owned else 'Buy'} {list_text(bought)}" if bought else ""
+    parts = [f"use {list_text(owned)} that you own"] if owned else []
+    parts += [f"buy {list_text(bought)}"] if bought else []
+    text = " and ".join(parts)
     cost = f"{usd_text(bill.usd_per_h)}/h ({month_text(bill.usd_per_h)} per month)"
-    return f"{' and '.join(filter(None, (use, buy)))}{whose}: {cost}"
+    return f"{text[:1].upper()}{text[1:]}{whose}: {cost}"
 
 
 # What follows "kept in 47 of 49 scenarios", by what the test on them decided (`facts.KeptIn.decision`).

@@ -122,12 +122,11 @@ def client_clock_notes(
         )
     if any(record.get("endpoint", {}).get("answers_without_exact_tokens") for record in records):
         sentences.append("The endpoint does not count each chunk's tokens: they are spread over the chunks.")
-    sentences += [
-        f"The engines' clock is missing: {clock['trouble']}"
-        for record in records
-        if (clock := record.get("engine_clock")) and "trouble" in clock
-    ]
-    trips = [trip for record in records if (trip := record.get("endpoint", {}).get("round_trip_s"))]
+    for record in records:
+        clock = record.get("engine_clock") or {}
+        if "trouble" in clock:
+            sentences.append(f"The engines' clock is missing: {clock['trouble']}")
+    trips = list(filter(None, (record.get("endpoint", {}).get("round_trip_s") for record in records)))
     if trips:
         sentences.append(
             f"A small answer took {1e3 * min(trips):.3g} ms from the endpoint to this client, which the "

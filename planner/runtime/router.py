@@ -774,7 +774,9 @@ class LiveRouter:
         workers = zip(self.backends, self.live.roles, strict=True)
         roles = {role for backend, role in workers if backend.is_up}
         is_up = "mixed" in roles or {"prefill", "decode"} <= roles
-        status = "draining" if self.is_draining else "ok" if is_up else "no worker is up"
+        status = "ok" if is_up else "no worker is up"
+        if self.is_draining:
+            status = "draining"
         counts = {
             "workers": len(self.backends),
             "up": sum(backend.is_up for backend in self.backends),

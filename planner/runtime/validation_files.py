@@ -404,8 +404,6 @@ def _engine_line(engine: Mapping[str, Any], planned_kv_tokens: int) -> dict[str,
         "prefix_cache_hits": "prefix tokens found",
         "num_preemptions": "preemptions",
     }
-    line = {
-        text: value if isinstance(value := engine.get(key, "-"), str) else f"{value:,.0f}"
-        for key, text in names.items()
-    }
+    values = {text: engine.get(key, "-") for key, text in names.items()}
+    line = {text: value if isinstance(value, str) else f"{value:,.0f}" for text, value in values.items()}
     return line | {"KV tokens planned": f"{planned_kv_tokens:,}"}

@@ -96,7 +96,7 @@ class VariantRow:
             "gpus": fleet.gpus,
             "verdict": verdict_word(slo_results["holds"], slo_results["is_judged"]) if slo_results else None,
             "attainment_frac": slo_results.get("attainment_frac"),
-            "steady": None if is_steady is None else "yes" if is_steady else "no",
+            "steady": {True: "yes", False: "no", None: None}[is_steady],
             **self._safety_cells(),
             **{
                 f"{metric}_{percentile}_s": (summary[f"{metric}_s"] or {}).get(percentile)

@@ -76,8 +76,8 @@ def operator_rows(times: tuple[OperatorTime, ...]) -> list[dict[str, Any]]:
 def _check_terms(pool: Pool) -> None:
     """Refuse a pool whose step times are not a sum of operators."""
     worker = pool.type
-    obstacle = "step times of another program" if worker.form else "drafts" if worker.speculation else ""
-    if obstacle:
+    if worker.form or worker.speculation:
+        obstacle = "step times of another program" if worker.form else "drafts"
         raise InputError(
             f"operators: pool {pool.name} has {obstacle}, which are not a sum of operators; "
             "simulate it without --operators"

@@ -19,6 +19,7 @@ from planner.documents.task import parse_task
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.memory import worker_memory
 from planner.reports.fact_sentences import fact_sentence
+from planner.search.mixed.best_fleet import PolicySearch
 from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.polished_pins import find_lighter_fleet
 from planner.search.oracle.fleet_counts import SAME_PRICE
@@ -311,14 +312,15 @@ def test_production_has_pins_where_they_cost_less(
     nothing passes its test without them."""
     values = {"lru": lru, "pins": pins}
 
-    def searched(name: str) -> Any:
+    def searched(name: str) -> PolicySearch:
         task = SimpleNamespace(policies=SimpleNamespace(raced_changes=()))
         pinning = None if name == "lru" else Pinning
         oracle = SimpleNamespace(pinning=pinning, policies=Policies())
-        problem = SimpleNamespace(
+        problem: Any = SimpleNamespace(
             name=name, task=task, oracle=oracle, progress=lambda _: None, same_value_factor=SAME_PRICE
         )
-        return problem, SimpleNamespace(value=4.0)
+        result: Any = SimpleNamespace(value=4.0)
+        return PolicySearch(problem, result)
 
     def tested(each: Any, *, below_value: float | None = None) -> Any:
         problem, paper = each

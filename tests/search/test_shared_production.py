@@ -21,7 +21,9 @@ from planner.documents.task import parse_task
 from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.mixed import mixed_fleets
+from planner.search.mixed.best_fleet import PolicySearch
 from planner.search.oracle import work_clock
+from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.plan_problem import Problem
@@ -349,6 +351,12 @@ def on_each_gpu(safety: tuple[Any, Any]) -> tuple[SeveralLlmsQuestion, Problem, 
     return asked, problem, of_4["a100-80g"], of_4["h100-80g"]
 
 
+def searched_alone(problem: Problem, best: Counts) -> PolicySearch:
+    """A search that found this fleet."""
+    result: Any = SimpleNamespace(best=best, value=1.0)
+    return PolicySearch(problem, result)
+
+
 @pytest.mark.parametrize("is_each", [False, True])
 def test_llms_without_safety_do_not_take_the_same_gpus_twice(
     monkeypatch: pytest.MonkeyPatch, is_each: bool
@@ -361,10 +369,10 @@ def test_llms_without_safety_do_not_take_the_same_gpus_twice(
     def search(problem: Problem, remaining: FleetLimits, start: Any) -> Any:
         workers = (remaining.stock["a100-80g"] or 0) // 4
         best = ((on_a100, workers),) if workers else start
-        return [(problem, SimpleNamespace(best=best, value=1.0))]
+        return [searched_alone(problem, best)]
 
     monkeypatch.setattr(shared_paper, "search_within", search)
-    alone: Any = [(problem, SimpleNamespace(best=((on_a100, 2),), value=1.0))]
+    alone = [searched_alone(problem, ((on_a100, 2),))]
     paper: Any = SimpleNamespace(searched=[alone, alone], within=(None, None))
     fleets = (((on_h100, 1),), ((on_h100, 1),))
     shared: Any = SimpleNamespace(how_chosen=SimpleNamespace(is_each=is_each), fleets=fleets)
@@ -376,9 +384,7 @@ def test_llms_without_safety_do_not_take_the_same_gpus_twice(
 
 def test_the_fleet_of_paper_that_each_would_have_alone_is_not_searched_again() -> None:
     asked, problem, on_a100, on_h100 = on_each_gpu(("none", "none"))
-    searches: Any = [
-        [(problem, SimpleNamespace(best=((option, 1),), value=1.0))] for option in (on_a100, on_h100)
-    ]
+    searches = [[searched_alone(problem, ((option, 1),))] for option in (on_a100, on_h100)]
     paper: Any = SimpleNamespace(searched=searches, within=(None, None))
     fleets = (((on_a100, 1),), ((on_h100, 1),))
     shared: Any = SimpleNamespace(how_chosen=SimpleNamespace(is_each=True), fleets=fleets)

@@ -21,7 +21,7 @@ from planner.search.level0.one_pool import Search
 from planner.search.level0.owned_gpus import owned_candidates
 from planner.search.mixed.infeasible import find_wider_fleets, infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
-from planner.search.oracle.fleet_counts import Counts, counts_named, counts_of, objective_of
+from planner.search.oracle.fleet_counts import Counts, counts_named, counts_of_each, objective_of
 from planner.search.oracle.fleet_oracle import Oracle, without_needless_workers
 from planner.search.oracle.work_clock import in_time, now_s
 from planner.search.problem.owned_first import objective_paid, owned_first
@@ -139,7 +139,7 @@ def _search(
     if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
         _check_minimal(level0.search, problem.oracle)
-    start_counts = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
+    start_counts = counts_of_each(start, level0.options)
     start_counts += owned_candidates(problem, level0)
     mixed_fleets = search_mixed_fleets(problem, level0, start_counts, refines=walks)
     if mixed_fleets.best is None:
@@ -219,7 +219,7 @@ def find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: bo
 def _find_fleet_quickly(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
     """Like `find_fleet_quickly`, within the limits of this problem."""
     level0 = search_level0(problem, start, walks=False, counts_cheaper=False)
-    start_counts = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
+    start_counts = counts_of_each(start, level0.options)
     if is_mixed:
         candidates = start_counts or owned_candidates(problem, level0)
         return in_time(lambda: search_mixed_fleets(problem, level0, candidates).best, level0.search.best)

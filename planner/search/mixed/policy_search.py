@@ -34,7 +34,7 @@ from planner.search.mixed.policy_race import (
 )
 from planner.search.mixed.polished_pins import polish_pins
 from planner.search.mixed.router_fit import fit_router, fit_router_before_search, fit_router_if_near
-from planner.search.oracle.fleet_counts import Counts, add_workers, counts_of, objective_of, options_of
+from planner.search.oracle.fleet_counts import Counts, add_workers, counts_of_each, objective_of, options_of
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
@@ -222,12 +222,10 @@ def _race_within_limits(
     requests) as the searches that failed.
     """
     options = problem.options()
-    start_counts = [
-        counts for fleet in start if (counts := counts_of(fleet, options)) and problem.allows(counts)
-    ]
+    start_counts = list(filter(problem.allows, counts_of_each(start, options)))
     remaining_effort = float(sum(policy_problem.oracle.effort() for policy_problem, _ in failures))
     for chosen, failure in failures:
-        wider = [counts for fleet in failure.wider if (counts := counts_of(fleet, options))]
+        wider = counts_of_each(failure.wider, options)
         cut = (fleet for counts in wider for fleet in _cut_to_limits(problem, counts))
         near = list(dict.fromkeys((*start_counts, *cut)))
         race = race_on_fleets(chosen, near, chosen.task.policies.raced_changes, remaining_effort)

@@ -34,6 +34,11 @@ def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
     return counts_named(names, options)
 
 
+def counts_of_each(fleets: Iterable[Fleet], options: Sequence[Option]) -> list[Counts]:
+    """The counts of those of these fleets that have such options alone (`counts_of`)."""
+    return list(filter(None, (counts_of(fleet, options) for fleet in fleets)))
+
+
 def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) -> Counts | None:
     """The counts of a fleet that is given by option names, without counts of 0. None if a name is not among
     `options`.

@@ -225,11 +225,11 @@ def find_nodes_of_least_bill(
         )
         if cheapest.best is None:
             return None
-        failed = [
-            (design, counts)
-            for k, (design, vector) in enumerate(cheapest.best)  # One design per LLM, in their order.
-            if not passes_test(k, counts := design.counts(vector))
-        ]
+        failed = []
+        for k, (design, vector) in enumerate(cheapest.best):  # One design per LLM, in their order.
+            counts = design.counts(vector)
+            if not passes_test(k, counts):
+                failed.append((design, counts))
         if not failed or is_over(deadline):
             break
         for design, counts in failed:
