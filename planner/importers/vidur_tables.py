@@ -189,6 +189,7 @@ def _rows_of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
 
 
 def _rows_of_tp(table: pd.DataFrame, name: str, tp: int, path: Path) -> pd.DataFrame:
+    """The rows whose column `name` is `tp`. Raises InputError if there are none."""
     if name not in table.columns:
         raise InputError(f"{path}: lacks the column {name}")
     of_tp: pd.DataFrame = table[as_floats(table[name]) == tp]

@@ -195,7 +195,6 @@ def stage_memory(
     utilization = 1.0 if is_sglang else settings.gpu_memory_utilization
     if not 0 < utilization <= 1:
         raise InputError(f"gpu_memory_utilization is {utilization}, must be in (0, 1]")
-    vocabulary_weights = llm.vocab * llm.hidden  # The embeddings have this many, and so has the output head.
     layout = kv_layout(llm, tp)
     kv_bytes_per_token = layout.block_bytes / KV_BLOCK_TOKENS + scales_bytes(llm, gpu)
     release = settings.release
@@ -205,13 +204,6 @@ def stage_memory(
             f"LLM {llm.name}: data parallelism is {dp}, must be 1 without routed experts: its ranks would "
             "share nothing, take several workers"
         )
-    experts_bytes = sum(
-        parameters * llm.bytes_per_weight(weights)
-        for part, weights, parameters, _ in llm.parts()
-        if part == "experts"
-    )
-    whole_bytes = _whole_bytes(llm)
-    rank_bytes = llm.layers_bytes - experts_bytes * (1 - 1 / dp)  # Experts are shared by the ranks.
     reserve_bytes = _reserve_bytes(gpu, tp * dp, utilization, release)
     if is_sglang:
         layers_peak = sampler_peak = _sglang_free_bytes(gpu, tp, pp, dp, max_num_batched_tokens)
@@ -224,36 +216,42 @@ def stage_memory(
         sampler_peak += rows * llm.vocab * (SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES)
         reserve_bytes += _index_bytes(llm, settings.max_model_len or llm.context_tokens)
     graph_bytes = has_graphs * _graph_bytes(llm)
+    step_bytes = max_num_batched_tokens * layout.step_blocks_per_token * layout.block_bytes
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1
-        # Tied embeddings are the output head's matrix: one stage holds it once.
-        has_embeddings = is_first and not (is_last and llm.tied_embeddings)
-        # Bytes of a weight of the output head and of one of the embeddings, where the stage has them.
-        vocabulary_dtype_bytes = is_last * llm.head_dtype_bytes + has_embeddings * llm.embedding_dtype_bytes
-        weight_bytes = layers / llm.layers * (rank_bytes - experts_bytes / dp)
-        weight_bytes += _experts_frac(llm, layers, is_first=is_first) * experts_bytes / dp
-        weight_bytes += vocabulary_weights * vocabulary_dtype_bytes
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * utilization,
-                # The first term splits all weights over TP. But every GPU has a whole copy of some
-                # (`whole_bytes`), so the second term adds the rest of these. The encoder is whole, on the
-                # first stage.
-                weight_bytes=weight_bytes / tp
-                + whole_bytes * layers / llm.layers * (1 - 1 / tp)
-                + is_first * llm.encoder_bytes,
+                weight_bytes=_stage_weight_bytes(llm, tp, dp, layers, is_first=is_first, is_last=is_last),
                 activation_bytes=max(layers_peak, sampler_peak) if is_last else layers_peak,
                 reserve_bytes=reserve_bytes + graph_bytes * layers / llm.layers,
                 kv_bytes_per_token=kv_bytes_per_token * layers / llm.layers,
-                step_bytes=max_num_batched_tokens
-                * layout.step_blocks_per_token
-                * layout.block_bytes
-                * layers
-                / llm.layers,
+                step_bytes=step_bytes * layers / llm.layers,
             )
         )
     return tuple(stages)
+
+
+def _stage_weight_bytes(llm: Llm, tp: int, dp: int, layers: int, *, is_first: bool, is_last: bool) -> float:
+    """Bytes of the weights that a GPU of a pipeline stage of `layers` layers has."""
+    experts_bytes = sum(
+        parameters * llm.bytes_per_weight(weights)
+        for part, weights, parameters, _ in llm.parts()
+        if part == "experts"
+    )
+    # Tied embeddings are the output head's matrix: one stage holds it once.
+    has_embeddings = is_first and not (is_last and llm.tied_embeddings)
+    # Bytes of a weight of the output head and of one of the embeddings, where the stage has them.
+    vocabulary_dtype_bytes = is_last * llm.head_dtype_bytes + has_embeddings * llm.embedding_dtype_bytes
+    weight_bytes = layers / llm.layers * (llm.layers_bytes - experts_bytes)
+    # Experts are shared by the ranks.
+    weight_bytes += _experts_frac(llm, layers, is_first=is_first) * experts_bytes / dp
+    weight_bytes += llm.vocab * llm.hidden * vocabulary_dtype_bytes
+    # Dividing by TP splits all weights. Every GPU has a whole copy of some, so the rest of these is added.
+    rest_of_whole_bytes = _whole_bytes(llm) * layers / llm.layers * (1 - 1 / tp)
+    # The encoder is whole, on the first stage.
+    return weight_bytes / tp + rest_of_whole_bytes + is_first * llm.encoder_bytes
 
 
 def scales_bytes(llm: Llm, gpu: Gpu) -> float:
@@ -291,9 +289,10 @@ def _layers_peak_bytes(llm: Llm, gpu: Gpu, tp: int, dp: int, budget_tokens: int)
     """The peak [bytes] in the layers, in a step of `budget_tokens` tokens, as the module's docstring counts
     it.
     """
+    has_streams = any(isinstance(group.attention, CompressedAttention) for group in llm.layer_groups)
     # Values of a token: `stream` in the residual stream or streams and the norm, `in_block` in the
     # feed-forward block.
-    stream = 2 * llm.hidden * (STREAMS if _has_attention(llm, CompressedAttention) else 1)
+    stream = 2 * llm.hidden * (STREAMS if has_streams else 1)
     all2all = all2all_of(tp * dp, gpu.gpus_per_node, budget_tokens) if dp > 1 else ""
     if all2all:  # Ranks on several nodes.
         return budget_tokens * stream * ACTIVATION_BYTES + activation_bytes(llm, all2all, budget_tokens, tp)
@@ -336,10 +335,6 @@ def _sglang_free_bytes(gpu: Gpu, tp: int, pp: int, dp: int, budget_tokens: int) 
     if dp > 1:
         free_mib += graph_batch * dp * (3 if graph_batch <= 300 else 4.5)
     return 2**20 * (max(free_mib, 10 * 1024) if gpu_mib > 60 * 1024 else free_mib)
-
-
-def _has_attention(llm: Llm, kind: type[CompressedAttention]) -> bool:
-    return any(isinstance(group.attention, kind) for group in llm.layer_groups)
 
 
 def _graph_bytes(llm: Llm) -> float:

@@ -44,7 +44,7 @@ from planner.papers.goodput import GoodputRule, Steady, Traffic, find_goodput
 from planner.search.level0.one_pool import BoundedOption, Search
 from planner.search.level0.two_pools import PairSimulations, search_two_pools
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
+from planner.search.oracle.fleet_oracle import INSTANT, NEVER_FULL_TOKENS, NO_LINK
 from planner.solvers.master import FleetLimits, Option
 from planner.traffic.trace import Trace
 
@@ -63,7 +63,6 @@ NO_TIME = DistServeSteps(
 # fails after MOST_GROWTHS, with 16 times as many instances, an error is raised.
 GROWTH, MOST_GROWTHS = 1.15, 20
 STEP_TOKENS = 8192  # The most tokens of a step, as in vLLM.
-NEVER_FULL_TOKENS = 10**12  # A KV cache of this size never fills.
 
 Measure = Callable[[Fleet, float], float]
 """Measures the goodput of a fleet [requests/s]. The second argument is a rate to beat; a goodput below it may

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from planner.domain import Metric, Slo
-from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
+from planner.fleet import Fleet, Policies, Pool, Role
 from planner.runtime.engine_log import EngineLog, EngineRequest
 from planner.runtime.live_replay import Journal, ReplayPart, RequestOutcome
 from planner.runtime.measured_against_simulated import Measurement, compare_part, outcomes_of_part
 from planner.runtime.prediction_errors import ComparedRun, MeasuredComparison, Tolerances, compare_parts
 from planner.runtime.step_fits import includes_other_processes
-from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
+from planner.search.oracle.fleet_oracle import NO_LINK, instant_worker
 from planner.slo_metrics import METRICS
 
 # The metrics that are judged on an engine, by its role.
@@ -98,21 +98,12 @@ def _as_run_of_its_own(
     pools: tuple[Pool, ...] = (own_pool,)
     network, policies = fleet.network, fleet.policies
     if pool.role == "decode":
-        # The steps of this worker take no time and its memory never fills, so its batch limits do not matter.
-        instant = WorkerType(
-            gpu=pool.type.gpu,
-            tp=1,
-            latency=INSTANT,
-            kv_tokens=10**12,
-            max_num_batched_tokens=8192,
-            max_num_seqs=256,
-        )
-        instant_worker = f"{_INSTANT_POOL}-0"
-        pools = (Pool(_INSTANT_POOL, "prefill", instant, 1), own_pool)
-        workers = (instant_worker, worker)
+        instant_name = f"{_INSTANT_POOL}-0"
+        pools = (Pool(_INSTANT_POOL, "prefill", instant_worker(pool.type.gpu), 1), own_pool)
+        workers = (instant_name, worker)
         network = NO_LINK
         policies = replace(policies, prefix_cache=False, kv_offload=None, routing=Policies().routing)
-        logs[instant_worker] = EngineLog(log.steps[:0], _instant_prefills(log.requests))
+        logs[instant_name] = EngineLog(log.steps[:0], _instant_prefills(log.requests))
     own_part = ReplayPart(part.part, start_s, tuple(own_outcomes))
     own_sent: dict[int, RequestOutcome] = {
         request: replace(outcome, workers=workers) for request, outcome in own_outcomes.items()

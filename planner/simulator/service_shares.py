@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -92,29 +93,43 @@ def tenant_shares(
     """The least share of each of these tenants (indices into `simulation.tenants`), by default of all.
     `window_s` is the least length of a window.
     """
-    all_tenants = [
+    curves = [
         _ServiceCurve.of_requests(simulation, simulation.tenant == u) for u in range(len(simulation.tenants))
     ]
     together = _ServiceCurve.of_requests(simulation, np.ones_like(simulation.tenant, dtype=bool))
     weights, (start_s, end_s) = simulation.tenant_weights, simulation.window_s
     shares = []
     for u in range(len(simulation.tenants)) if tenants is None else tenants:
-        own, windows = all_tenants[u], 0
-        worst = math.nan, (0.0, 0.0)  # The least share so far, and its window.
+        own, windows = curves[u], 0
+        least_share, least_window_s = math.nan, (0.0, 0.0)
         for edges_s in _windows_in_spans(own.waiting, (start_s, min(end_s, simulation.end_s)), window_s):
             served, of_all = np.diff(own.until(edges_s)), np.diff(together.until(edges_s))
-            active = np.array([_meets_windows(each.present, edges_s) for each in all_tenants])  # (U, windows)
+            active = np.array([_meets_windows(each.present, edges_s) for each in curves])  # (U, windows)
             # The tenant's own weight counts, active or not.
             fair = weights[u] * of_all / np.maximum(weights @ active, weights[u])
             owed = np.minimum(fair, served + own.waiting_at(edges_s[1:]))
             # In a window in which the tenant is owed nothing it has no share.
             for i in np.flatnonzero(owed > 0):
                 windows += 1
-                if not served[i] / owed[i] >= worst[0]:  # Also if the worst is NaN, as at first.
-                    worst = float(served[i] / owed[i]), (float(edges_s[i]), float(edges_s[i + 1]))
-        span_s = worst[1] if windows else None
-        shares.append(TenantShare(simulation.tenants[u], worst[0], span_s, windows))
+                share = float(served[i] / owed[i])
+                if not share >= least_share:  # Also if the least share is NaN, as at first.
+                    least_share, least_window_s = share, (float(edges_s[i]), float(edges_s[i + 1]))
+        window = least_window_s if windows else None
+        shares.append(TenantShare(simulation.tenants[u], least_share, window, windows))
     return tuple(shares)
+
+
+class _Jumps(NamedTuple):
+    """Times in order, and the sums (n + 1,) of the amounts that come at the first 0, 1, ... of them."""
+
+    times_s: Floats
+    sums: Floats
+
+    @classmethod
+    def of_amounts(cls, times_s: Floats, amounts: Floats) -> Self:
+        """The jumps of these amounts (n,) at these times (n,)."""
+        order = np.argsort(times_s, kind="stable")
+        return cls(times_s[order], np.concatenate([[0.0], np.cumsum(amounts[order])]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,12 +144,9 @@ class _ServiceCurve:
     present: Spans
     knots_s: Floats  # The corners of the linear curve.
     at_knots: Floats  # The values of the curve at its corners.
-    steps_s: Floats  # The times of the jumps.
-    after_steps: Floats  # (steps + 1,) The sums of the jumps so far.
-    arrival_s: Floats  # The arrivals in order,
-    arrived: Floats  # (n + 1,) and the service that the first 0, 1, ... of them need.
-    scheduled_s: Floats  # The times at which requests are first scheduled, in order,
-    begun: Floats  # (n + 1,) and the service of the first 0, 1, ... of them.
+    jumps: _Jumps  # Service that is given at one moment.
+    arrivals: _Jumps  # The service that requests need, when they arrive.
+    begins: _Jumps  # The service that requests need, when they are first scheduled.
 
     @classmethod
     def of_requests(cls, simulation: Simulation, own: npt.NDArray[np.bool_]) -> _ServiceCurve:
@@ -165,28 +177,29 @@ class _ServiceCurve:
         is_ramp = ends_s > starts_s
         knots_s, at_knots = _sum_ramps(starts_s[is_ramp], ends_s[is_ramp], amounts[is_ramp])
         begun_decode = np.isfinite(first_s)
-        steps_s, after_steps = _sum_jumps(
+        jumps = _Jumps.of_amounts(
             np.concatenate([ends_s[~is_ramp], first_s[begun_decode]]),
             np.concatenate([amounts[~is_ramp], np.full(int(begun_decode.sum()), of_output)]),
         )
-        arrived_s, arrived = _sum_jumps(arrival_s, prompt + output)
-        begun_s, begun = _sum_jumps(scheduled_s, prompt + output)
         return cls(
-            _union_of_spans(arrival_s, scheduled_s),
-            _union_of_spans(arrival_s, finish_s),
-            *(knots_s, at_knots, steps_s, after_steps),
-            *(arrived_s, arrived, begun_s, begun),
+            waiting=_union_of_spans(arrival_s, scheduled_s),
+            present=_union_of_spans(arrival_s, finish_s),
+            knots_s=knots_s,
+            at_knots=at_knots,
+            jumps=jumps,
+            arrivals=_Jumps.of_amounts(arrival_s, prompt + output),
+            begins=_Jumps.of_amounts(scheduled_s, prompt + output),
         )
 
     def until(self, times_s: Floats) -> Floats:
         """The service given from time zero until each of these times [s]."""
         ramps = np.interp(times_s, self.knots_s, self.at_knots) if len(self.knots_s) else 0.0
-        return ramps + self.after_steps[np.searchsorted(self.steps_s, times_s, "right")]
+        return ramps + self.jumps.sums[np.searchsorted(self.jumps.times_s, times_s, "right")]
 
     def waiting_at(self, times_s: Floats) -> Floats:
         """The service that the requests need which wait just before each of these times [s]: B_u."""
-        arrived = self.arrived[np.searchsorted(self.arrival_s, times_s)]
-        return np.asarray(arrived - self.begun[np.searchsorted(self.scheduled_s, times_s)])
+        arrived = self.arrivals.sums[np.searchsorted(self.arrivals.times_s, times_s)]
+        return np.asarray(arrived - self.begins.sums[np.searchsorted(self.begins.times_s, times_s)])
 
 
 def _sum_ramps(starts_s: Floats, ends_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
@@ -199,12 +212,6 @@ def _sum_ramps(starts_s: Floats, ends_s: Floats, amounts: Floats) -> tuple[Float
     times_s = times_s[order]
     rate = np.cumsum(np.concatenate([rates, -rates])[order])  # The slope of the sum after each knot.
     return times_s, np.concatenate([[0.0], np.cumsum(rate[:-1] * np.diff(times_s))])[: len(times_s)]
-
-
-def _sum_jumps(times_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
-    """The times in order, and the sums (n + 1,) of the first 0, 1, ... of the amounts at these times."""
-    order = np.argsort(times_s, kind="stable")
-    return times_s[order], np.concatenate([[0.0], np.cumsum(amounts[order])])
 
 
 def _union_of_spans(starts_s: Floats, ends_s: Floats) -> Spans:

@@ -23,7 +23,7 @@ import numpy as np
 
 from planner.documents.facts import Headroom
 from planner.documents.task import Spot
-from planner.domain import Limit, Slo
+from planner.domain import Gpu, Limit, Slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
@@ -55,6 +55,17 @@ INSTANT = StepLatency(
     (1.0, 2.0), (1e-12, 1e-12), a_s=0.0, b_s=0.0, d_s=0.0, e_s=0.0, h_s=0.0, basis="instant"
 )
 NO_LINK = Network(bandwidth_bytes_per_s=1e30)
+NEVER_FULL_TOKENS = 10**12  # A KV cache of this size never fills.
+
+
+def instant_worker(gpu: Gpu) -> WorkerType:
+    """A worker whose steps take no time and whose KV cache never fills, so that its batch limits, which are
+    vLLM's defaults, do not matter.
+    """
+    return WorkerType(
+        gpu, tp=1, latency=INSTANT, kv_tokens=NEVER_FULL_TOKENS, max_num_batched_tokens=8192, max_num_seqs=256
+    )
+
 
 LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating this many requests.
 
@@ -661,16 +672,7 @@ class Oracle:
             # The prefill worker drafts as the pool does, but in no time.
             drafts = option.type.speculation
             drafts = drafts and replace(drafts, draft_frac=0.0, draft_s=0.0)
-            # The cache of this worker never fills, so its engine settings do not matter.
-            instant = WorkerType(
-                option.type.gpu,
-                tp=1,
-                latency=INSTANT,
-                kv_tokens=10**12,
-                max_num_batched_tokens=8192,
-                max_num_seqs=256,
-                speculation=drafts,
-            )
+            instant = replace(instant_worker(option.type.gpu), speculation=drafts)
             if (lora := option.type.lora) is not None:
                 instant = replace(instant, lora=lora.without_cost())
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
