@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,9 @@ from planner.documents.catalog import Catalog
 from planner.documents.policy_choices import ANY
 from planner.documents.safety import KEPT_IN_FRAC
 from planner.documents.slo import SloPreset, slo_document
-from planner.documents.task import (
-    MOST_INTERRUPTIONS_PER_H,
-    PlanQuestion,
-    gpus_left_out_by_default,
-    parse_task,
-)
+from planner.documents.task import MOST_INTERRUPTIONS_PER_H, PlanQuestion, parse_task
 from planner.domain import Slo
-from planner.errors import CatalogError, InputError
+from planner.errors import InputError, PlannerError
 from planner.files.checked_files import is_path
 from planner.files.document_values import read_share
 from planner.fleet import Policies
@@ -308,15 +303,17 @@ def _form_of_queues(policies: Mapping[str, Any], task: PlanQuestion) -> tuple[li
     return [queue] if isinstance(queue, str) else list(queue), {}
 
 
-def _default_stock(llm: str, catalog: Catalog, priced: Collection[str]) -> dict[str, None]:
-    """The stock of a question that names no GPU: any number (None) of each GPU, but for those that are left
-    out by default.
+def _default_stock(
+    llm: str, more_fleet: Fields, prices: Fields, catalog: Catalog
+) -> Mapping[str, int | None]:
+    """The stock that `parse_task` gives a question whose section `fleet` names no GPU. Beside prices, other
+    keys of it choose GPUs: `unchecked`, `price_of`.
     """
     try:
-        left_out = gpus_left_out_by_default(catalog.llm(llm), catalog, priced)
-    except CatalogError:  # `parse_task` reports an LLM that cannot be read.
+        fleet = merged(more_fleet, {"prices": prices})
+        return parse_task({"llm": llm, "slo": {"ttft": {"p90": "1 s"}}, "fleet": fleet}, catalog).stock
+    except PlannerError:  # `parse_task` of the whole question reports it.
         return {}
-    return {name: None for name in catalog.gpus if name not in left_out}
 
 
 def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
@@ -335,11 +332,7 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     }
     fleet: dict[str, Any] = {}
     prices = _prices_section(used, catalog)
-    # With `unchecked` a question that names no GPU takes all of them.
-    has_unchecked = bool((form["more"].get("fleet") or {}).get("unchecked"))
-    default_stock = (
-        dict.fromkeys(catalog.gpus) if has_unchecked else _default_stock(form["llm"], catalog, prices)
-    )
+    default_stock = _default_stock(form["llm"], form["more"].get("fleet") or {}, prices, catalog)
     if {row["GPU"]: row["stock"] for row in used} != default_stock:  # Otherwise no GPU need be named.
         fleet["gpus"] = {row["GPU"]: None if row["stock"] is None else int(row["stock"]) for row in used}
     if owned := {row["GPU"]: int(row["owned"]) for row in used if row.get("owned")}:

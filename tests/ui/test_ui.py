@@ -269,6 +269,7 @@ robust: {step_times: 10 %, traffic: 0.05}
         "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, policies: {queue: any, longest_wait: 60 s, "
         "research: true}}",
         "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, fleet: {unchecked: true}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, fleet: {price_of: {provider: verda}}}",
         "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, fleet: {gpus: [h100-80g, h100-80g@350W], prices: "
         "{h100-80g: 2, h100-80g@350W: {spot: 1 usd/h, spot_interruptions_per_h: 0.05}}}}",
     ],
@@ -282,6 +283,15 @@ def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
     # a price of a GPU that is not used is dropped, and its doubt with it
     found, wanted = (replace(each, prices_usd_per_h={}, warnings=()) for each in (found, wanted))
     assert found == wanted
+
+
+@pytest.mark.parametrize("provider", ["aws", "verda", "lambda", "nebius"])
+def test_a_question_that_names_no_gpu_names_none_after_the_inputs(provider: str) -> None:
+    """The stock by default of a provider is the command's: the inputs named GPUs that the file did not."""
+    for llm in ("llama-3.1-70b", "qwen3-32b"):
+        given = {"llm": llm, "slo": {"ttft": {"p90": "1 s"}}, "fleet": {"price_of": {"provider": provider}}}
+        asked = question.form_of_document(given, question.sample_form(CATALOG), CATALOG)
+        assert "gpus" not in question.document(asked, CATALOG)["fleet"]
 
 
 def test_only_what_has_no_input_is_asked_beside_the_inputs() -> None:
