@@ -10,7 +10,7 @@ To add a routing by score, write one row, and a function that returns the weight
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from planner.files.document_values import did_you_mean
 from planner.fleet import Policies, Role, WorkerType
@@ -150,14 +150,20 @@ TARGETS_OF_ENGINE: Mapping[str, tuple[str, ...]] = MappingProxyType({"sglang": (
 HUB_TARGETS = ("llm-d", "kserve")  # They load LLMs from the Hugging Face hub alone, by their names there.
 
 
-Weights = tuple[float, float, float, float]
-"""Weights of a worker's score: per pending prompt token, per request, per KV token of its requests, and per
-waiting request. The worker with the lowest score takes the request."""
+class ScoreWeights(NamedTuple):
+    """What each pending prompt token, each request, each KV token of its requests and each waiting request
+    adds to a worker's score. The worker with the lowest score takes the request.
+    """
+
+    prompt_token: float = 0.0
+    request: float = 0.0
+    kv_token: float = 0.0
+    waiting_request: float = 0.0
 
 
-def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
-    """Weights that turn a worker's load into the seconds until it can serve one more request. With `decode`
-    it is a decode worker.
+def _weigh_seconds(worker_type: WorkerType, decode: bool) -> ScoreWeights:
+    """The weights that turn a worker's load into the seconds until it can serve one more request. With
+    `decode` it is a decode worker.
 
     A worker that prefills needs the time of its pending prompt tokens, and of one token per request
     (Splitwise, section IV-A, counts tokens; seconds make workers on different GPUs comparable). A decode
@@ -168,31 +174,31 @@ def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
     if not decode:
         # The step is of one prompt that fills the budget: each token attends to itself and all before it.
         token_s = float(latency.step_s(budget, pairs=budget * (budget + 1) / 2)) / budget
-        return token_s, token_s, 0.0, 0.0
+        return ScoreWeights(prompt_token=token_s, request=token_s)
     sequences = worker_type.max_num_seqs
     # A sequence makes a step longer in two ways (models/latency.py): by a token in the dense layers, which is
     # the slope of f (here `step_s` gets no decodes), and by a decode, which costs b. Each of its KV tokens
     # costs d.
     sequence_s = float(latency.step_s(sequences) - latency.step_s(1)) / sequences + latency.b_s
     # 1e-12 keeps the weight above 0, so that of workers with equal steps the one with fewer requests wins.
-    return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
+    return ScoreWeights(request=sequence_s + 1e-12, kv_token=latency.d_s)
 
 
-def _weigh_requests(worker_type: WorkerType, decode: bool) -> Weights:
-    return 0.0, 1.0, 0.0, 0.0
+def _weigh_requests(worker_type: WorkerType, decode: bool) -> ScoreWeights:
+    return ScoreWeights(request=1.0)
 
 
-def _weigh_tokens(worker_type: WorkerType, decode: bool) -> Weights:
+def _weigh_tokens(worker_type: WorkerType, decode: bool) -> ScoreWeights:
     """Pending prompt tokens, and one more for each request, as in Splitwise."""
-    return 1.0, 1.0, 0.0, 0.0
+    return ScoreWeights(prompt_token=1.0, request=1.0)
 
 
-def _weigh_pending_tokens(worker_type: WorkerType, decode: bool) -> Weights:
-    return 1.0, 0.0, 0.0, 0.0
+def _weigh_pending_tokens(worker_type: WorkerType, decode: bool) -> ScoreWeights:
+    return ScoreWeights(prompt_token=1.0)
 
 
-def _weigh_waiting_requests(worker_type: WorkerType, decode: bool) -> Weights:
-    return 0.0, 0.0, 0.0, 1.0
+def _weigh_waiting_requests(worker_type: WorkerType, decode: bool) -> ScoreWeights:
+    return ScoreWeights(waiting_request=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +306,9 @@ class Routing(Policy):
     """
 
     kind: ClassVar[str] = "routing"
-    weights: Callable[[WorkerType, bool], Weights] = _weigh_seconds  # By worker type, and whether it decodes.
+    weights: Callable[[WorkerType, bool], ScoreWeights] = (
+        _weigh_seconds  # By worker type, and whether it decodes.
+    )
     setting_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     draws: bool = False  # It draws at random, so results depend on the seed.
     pins: bool = False  # It goes by pinned prefixes, which a plan chooses with the fleet.

@@ -9,6 +9,7 @@ slos.yaml, spreads.yaml, tasks.yaml, prices.yaml and latency/*.yaml. A file ther
 fits there come before the shipped ones. Each kind of row is parsed by its own module (imports below).
 """
 
+import itertools
 import math
 import os
 import re
@@ -288,7 +289,7 @@ class Catalog:
         nodes = nodes_of_ranks(llm, gpu, tp, dp) if dp > 1 else 1
         all2all: All2All = exchange.all2all if nodes > 1 else ""
         has_whole_experts = dp > 1 or (ep and llm.is_mixture and tp > 1)
-        split: Split = tp, has_whole_experts, dp, all2all
+        split = Split(tp, has_whole_experts, dp, all2all)
         if nodes > 1 and exchange.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
             names = []  # No fit is for a slower link, so the roofline is used.
         # `at_medians` (spreads.py) multiplies step times by the median of measured over predicted ones.
@@ -313,9 +314,9 @@ class Catalog:
         if not llm.is_mixture or tp == 1:
             return (False,)
         for fits in self._fits_of_shape(llm, gpu):
-            splits = sorted(ep for degree, ep, dp, _ in fits if (degree, dp) == (tp, 1))
-            if splits:
-                return tuple(splits)
+            are_whole = sorted(split.ep for split in fits if (split.tp, split.dp) == (tp, 1))
+            if are_whole:
+                return tuple(are_whole)
         return (llm.slices_cut_blocks(tp),)  # True, whole experts, where slices would cut blocks.
 
     def rank_counts(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[int, ...] | None:
@@ -325,29 +326,24 @@ class Catalog:
         """
         for fits in self._fits_of_shape(llm, gpu):
             # All-to-all kernels are named only where the ranks span nodes.
-            splits = [(degree, dp) for degree, _, dp, all2all in fits if not all2all]
+            splits = [split for split in fits if not split.all2all]
             if splits:
-                return tuple(sorted(dp for degree, dp in splits if degree == tp and dp > 1))
+                return tuple(sorted(split.dp for split in splits if split.tp == tp and split.dp > 1))
         return None
 
     def rank_counts_on_nodes(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[tuple[int, All2All], ...]:
         """The numbers of ranks of `tp` GPUs on several nodes with a fit, each with its all-to-all kernels."""
-        splits = {
-            (dp, all2all)
-            for fits in self._fits_of_shape(llm, gpu)
-            for degree, _, dp, all2all in fits
-            if degree == tp and all2all
-        }
-        return tuple(sorted(splits))
+        splits = itertools.chain.from_iterable(self._fits_of_shape(llm, gpu))
+        counts = {(split.dp, split.all2all) for split in splits if split.tp == tp and split.all2all}
+        return tuple(sorted(counts))
 
     def _first_fit(self, names: Sequence[str], gpu: str, split: Split) -> StepLatency | None:
         """The fit of the first of these LLMs that has one. An LLM without a fit of sliced experts has that of
         whole experts; the reverse is not done.
         """
-        tp, _, dp, all2all = split
         for name in names:
             fits = self._fits_of(name, gpu)
-            fit = fits.get(split) or fits.get((tp, True, dp, all2all))
+            fit = fits.get(split) or fits.get(split._replace(ep=True))
             if fit is not None:
                 return fit
         return None
@@ -363,13 +359,13 @@ class Catalog:
         is_power_of_two = tp & (tp - 1) == 0  # Such a number has one bit, which tp - 1 lacks.
         if is_power_of_two or dp > 1:
             return latency
-        fits_by_split = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
+        fits_by_split = next(filter(None, (self._fits_of(name, gpu.name) for name in names)), {})
         nearest_tp = min(
-            {degree for degree, _, ranks, _ in fits_by_split if ranks == 1},
+            {other.tp for other in fits_by_split if other.dp == 1},
             key=lambda degree: abs(math.log(degree / tp)),
             default=None,
         )
-        fit = None if nearest_tp is None else self._first_fit(names, gpu.name, (nearest_tp, ep, 1, ""))
+        fit = None if nearest_tp is None else self._first_fit(names, gpu.name, Split(nearest_tp, ep))
         if nearest_tp is None or fit is None:
             return latency
         basis = f"roofline from the fit of tp {nearest_tp} ({fit.basis})"

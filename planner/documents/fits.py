@@ -49,8 +49,6 @@ LEFT_OUT: Mapping[str, Any] = {
     "uncertainty_frac": None,
     "simulated": None,
 }
-Split = tuple[int, bool, int, All2All]
-"""TP, whether GPUs have whole experts, data-parallel ranks, how nodes exchange tokens ("": one node)."""
 HEADER_BYTES = 4096  # `llm` and `gpu` are in the first lines of a file, perhaps after a long `source`.
 FIT_KEYS = (
     "tp",
@@ -77,6 +75,17 @@ KINDS: Mapping[str, Kind] = {  # By the first word of a basis, for files that na
     "roofline": "roofline",
 }
 Form = SplitwiseLookup | DistServeSteps | CorrectedFormula
+
+
+class Split(NamedTuple):
+    """How an LLM is split over GPUs: TP, whether GPUs have whole experts (`ep`), the number of data-parallel
+    ranks, and how ranks on several nodes exchange tokens ("": all on one node).
+    """
+
+    tp: int
+    ep: bool
+    dp: int = 1
+    all2all: All2All = ""
 
 
 class FormKeys(NamedTuple):
@@ -131,7 +140,7 @@ def read_fits(path: Path, wording: Wording = PLAIN) -> dict[Split, StepLatency]:
         fit = Section.from_document(row, f"{path}: fits[{n}]", wording=wording)
         tp, ep, dp = fit.whole_number("tp"), fit.flag("ep", False), fit.whole_number("dp", 1)
         all2all = _parse_all2all(fit)
-        split = tp, ep, dp, all2all
+        split = Split(tp, ep, dp, all2all)
         where = f"{path}: tp {tp}" + (" with ep" if ep else "")
         where += f", dp {dp}" if dp > 1 else ""
         where += f", {all2all}" if all2all else ""

@@ -404,7 +404,8 @@ def _parse_pool(row: Section, number: int, shared: _SharedSettings) -> Pool:
     kv_tokens = _parse_kv_tokens(row, gpu, (tp, pp, dp), tokens, sampled_rows, drafter, slots, shared)
     exchange = Exchange(all2all_of(tp * dp, gpu.gpus_per_node, tokens), shared.network.bandwidth_bytes_per_s)
     with errors_as(InputError, row.path_of("latency")):
-        latency, form = _step_times(row.get("latency"), gpu, (tp, ep, dp, exchange.all2all), exchange, shared)
+        split = fits.Split(tp, ep, dp, exchange.all2all)
+        latency, form = _step_times(row.get("latency"), gpu, split, exchange, shared)
         if "latency" not in row:  # A fit that the row names is taken to be of this version and these stages.
             captured = captured_tokens(max_num_seqs, tokens_per_seq)
             latency = add_pipeline(correct_for_version(latency, llm, gpu, engine, captured), llm, gpu, tp, pp)
@@ -473,8 +474,9 @@ def _saturating_tokens(row: Section, shared: _SharedSettings) -> int | None:
     """
     try:
         gpu = shared.catalog.gpu(str(row.get("gpu")))
-        tp, ep, dp = _parse_tp(row, shared.llm, gpu), False, 1  # DistServe has neither experts nor ranks.
-        split: fits.Split = (tp, ep, dp, "")
+        split = fits.Split(
+            _parse_tp(row, shared.llm, gpu), ep=False
+        )  # DistServe has no experts and no ranks.
         return saturating_tokens(*_step_times(row.get("latency"), gpu, split, DEFAULT_EXCHANGE, shared))
     except InputError:
         return None

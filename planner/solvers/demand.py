@@ -40,6 +40,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,10 +79,14 @@ SLICES = 48  # Requests are grouped by price into this many slices, which are fi
 MOST_SOLVE_S = 30.0  # One linear program may take this long.
 
 
-StepLine = tuple[float, float, bool]
-"""(alpha, beta, by_kv): a line below the step times [s], and whether the least number of steps follows from
-the KV tokens of a worker (`by_kv`) or from its most sequences.
-"""
+class StepLine(NamedTuple):
+    """A line alpha + beta N below the step times [s], and whether the least number of steps follows from the
+    KV tokens of a worker (`by_kv`) or from its most sequences.
+    """
+
+    alpha: float
+    beta: float
+    by_kv: bool
 
 
 def step_lines(option: Option) -> list[StepLine]:
@@ -90,7 +95,7 @@ def step_lines(option: Option) -> list[StepLine]:
     Here and below all data-parallel ranks of a worker count as one engine (`WorkerType.as_one`).
     """
     time_lines = step_time_lines(option.type.as_one, most_step_tokens(option))
-    return [(alpha, beta, by_kv) for alpha, beta in time_lines for by_kv in (False, True)]
+    return [StepLine(alpha, beta, by_kv) for alpha, beta in time_lines for by_kv in (False, True)]
 
 
 def least_work(

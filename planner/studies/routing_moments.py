@@ -172,8 +172,9 @@ class _WorkerCapacity:
         worker = pool.type.as_one  # Data-parallel ranks together count as one worker.
         # What the estimates of a router (policies.TIES_BY) take for a prompt token, for a decode and for a
         # token of its context.
-        token_s = TIES_BY.weights(worker, False)[0]
-        _, decode_s, context_token_s, _ = TIES_BY.weights(worker, True)
+        token_s = TIES_BY.weights(worker, False).prompt_token
+        of_decode = TIES_BY.weights(worker, True)
+        decode_s, context_token_s = of_decode.request, of_decode.kv_token
         step_limit_s = _tightest_s(slo, ("tbt", "tpot")) if pool.role != "prefill" else None
         prompt_limit_s = _tightest_s(slo, ("ttft",)) if pool.role != "decode" else None
         if step_limit_s is not None:

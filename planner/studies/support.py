@@ -70,9 +70,9 @@ def _splits(catalog: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
     """The splits (`fits.Split`) that get a row: those with one rank, with several ranks on a node as far as
     they have a fit, and with ranks on several nodes.
     """
-    yield from ((tp, ep, 1, "") for ep in catalog.expert_splits(llm, gpu, tp))
-    yield from ((tp, True, dp, "") for dp in catalog.rank_counts(llm, gpu, tp) or ())
-    yield from ((tp, True, dp, kind) for dp, kind in catalog.rank_counts_on_nodes(llm, gpu, tp))
+    yield from (Split(tp, ep) for ep in catalog.expert_splits(llm, gpu, tp))
+    yield from (Split(tp, True, dp) for dp in catalog.rank_counts(llm, gpu, tp) or ())
+    yield from (Split(tp, True, dp, kind) for dp, kind in catalog.rank_counts_on_nodes(llm, gpu, tp))
 
 
 def _row(catalog: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:

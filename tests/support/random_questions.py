@@ -264,8 +264,7 @@ def _drawn_catalog(rng: np.random.Generator, *, small: bool) -> Catalog:
             is_sold_whole=bool(rng.spawn(1)[0].random() < 0.5),
         )
         fits[LLM.name, name] = {
-            (tp, False, 1, ""): fit
-            for tp, fit in _latencies(rng, floor_s / decode, token_s / prefill).items()
+            Split(tp, False): fit for tp, fit in _latencies(rng, floor_s / decode, token_s / prefill).items()
         }
     provenance = {
         name: Provenance("drawn", "2026-11-20", "drawn", "2026-11-20") for name in (*gpus, LLM.name)

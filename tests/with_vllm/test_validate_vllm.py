@@ -23,7 +23,7 @@ import pytest
 
 from planner.documents.catalog import read_catalog
 from planner.documents.engine_file import parse_engine
-from planner.documents.fits import read_fits
+from planner.documents.fits import Split, read_fits
 from planner.documents.fleet_file import fleet_document, read_fleet
 from planner.domain import Slo
 from planner.files.checked_files import to_yaml
@@ -87,7 +87,7 @@ def profiled(llm: Path, folder: Path) -> WorkerType:
         plan(*fit)
     catalog = read_catalog(folder)  # with engines.yaml, which the profile wrote
     added = parse_engine({"name": "vllm"}, catalog.engines.values(), "engine")
-    latency = read_fits(folder / "fit.yaml")[1, False, 1, ""]
+    latency = read_fits(folder / "fit.yaml")[Split(1, False)]
     gpu = catalog.gpu("h100-80g")  # it is not used
     return WorkerType(gpu, 1, latency, KV_TOKENS, 512, 32, engine=added)
 
