@@ -306,9 +306,8 @@ class Routing(Policy):
     """
 
     kind: ClassVar[str] = "routing"
-    weights: Callable[[WorkerType, bool], ScoreWeights] = (
-        _weigh_seconds  # By worker type, and whether it decodes.
-    )
+    # By worker type, and whether it decodes.
+    weights: Callable[[WorkerType, bool], ScoreWeights] = _weigh_seconds
     setting_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     draws: bool = False  # It draws at random, so results depend on the seed.
     pins: bool = False  # It goes by pinned prefixes, which a plan chooses with the fleet.

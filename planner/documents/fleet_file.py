@@ -474,9 +474,8 @@ def _saturating_tokens(row: Section, shared: _SharedSettings) -> int | None:
     """
     try:
         gpu = shared.catalog.gpu(str(row.get("gpu")))
-        split = fits.Split(
-            _parse_tp(row, shared.llm, gpu), ep=False
-        )  # DistServe has no experts and no ranks.
+        # DistServe has no experts and no ranks.
+        split = fits.Split(_parse_tp(row, shared.llm, gpu), ep=False)
         return saturating_tokens(*_step_times(row.get("latency"), gpu, split, DEFAULT_EXCHANGE, shared))
     except InputError:
         return None

@@ -83,9 +83,8 @@ def is_ordinary(state: State) -> bool:
         and bool((types["form"] == FIVE_NUMBERS).all())
         and bool((types["batching"] == VLLM_V1).all())
         and bool((types["admission"] == GREEDY).all())
-        and bool(
-            (types["queue_order"] <= SRPT).all()
-        )  # By a fixed rank of each prompt (planner/policies.py).
+        # Queues up to SRPT go by a fixed rank of each prompt (planner/policies.py).
+        and bool((types["queue_order"] <= SRPT).all())
         and not types["long_prefill_tokens"].any()
         and bool((types["poll_steps"] <= 1).all())  # Engines look for new requests after every step.
         and bool((state.lanes["width"] == 1).all())  # A decode makes one token in a step.

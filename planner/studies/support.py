@@ -48,9 +48,8 @@ def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
         return [gpu for gpu, kind in kind_by_gpu.items() if kind in kinds]
 
     measured, computed = gpus_of("kernels", "steps"), gpus_of("roofline")
-    carried = gpus_of(
-        "derived", "given"
-    )  # Of step times that are given nobody knows more than of derived ones.
+    # Of step times that are given nobody knows more than of derived ones.
+    carried = gpus_of("derived", "given")
     beginnings = (
         ("Step times measured on", measured),
         ("Carried over from another GPU", carried),

@@ -183,9 +183,8 @@ class _Agent:
             pause_s = float(agents.idle.draw(rng, 1)[0])
             owner = _Owner(self.session, repository, tasks)
             task_s, last_request, sessions = self._draw_task(owner, pause_s, last_request, sessions)
-            time_s = (
-                time_s + pause_s + task_s
-            )  # Not `+=`, which rounds otherwise: equal seeds draw equal traffic.
+            # Not `+=`, which rounds otherwise: equal seeds draw equal traffic.
+            time_s = time_s + pause_s + task_s
             tasks_left -= 1
             tasks += 1
         return sessions, tasks
