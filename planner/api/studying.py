@@ -68,8 +68,9 @@ class WhatIfResult(Result):
 
     def headline(self) -> str:
         if self.before is None:
+            before = "no fleet" if self.moved.is_proved_before else "no fleet found"
             after = "a fleet" if self.moved.answer else "none either"
-            return f"{self.moved.label}: no fleet before, {after} after the change"
+            return f"{self.moved.label}: {before} before, {after} after the change"
         if what_if_study.costs_the_same(self.moved, self.before):
             return f"{self.moved.label}: costs the same"
         return f"{self.moved.label}: {what_if_study.difference_text(self.moved, self.before)}"

@@ -11,7 +11,7 @@ import typer
 
 from planner.commands.printed_tables import print_json, print_lines, print_rows, simulated_text
 from planner.commands.study_options import StudyOptions, with_study_options
-from planner.errors import InfeasibleError, InputError
+from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.slo_metrics import metric_label
 from planner.units import in_unit, show_digits, show_percent, show_s
 
@@ -30,6 +30,7 @@ def what_if(
     """Plan before and after changes of slo.yaml, and see what moves.
 
     The previous fleet is asked the changed question too. Exit code 3: after the changes there is no fleet.
+    4: none was found in time.
     """
     from planner.api.questions import TaskDocument, read_task
     from planner.api.studying import what_if_in
@@ -53,7 +54,7 @@ def what_if(
             print_rows(rows, result.moved.label)
         print_lines(verdict_text(result.moved))
     if result.moved.answer is None:
-        raise typer.Exit(InfeasibleError.exit_code)
+        raise typer.Exit((InfeasibleError if result.moved.is_proved else OutOfTimeError).exit_code)
 
 
 @with_study_options()

@@ -223,13 +223,15 @@ class SimulationAnswer(TypedDict):
 
 
 class GoodputAnswer(TypedDict):
-    """`plan goodput --json`: the highest rate at which a fleet keeps the SLO, and the lowest that fails. The
-    simulation lasts `residences` times as long as a request stays.
+    """`plan goodput --json`: the highest rate at which a fleet keeps the SLO, the lowest that fails, and one
+    above it that is kept all the same, if any. The simulation lasts `residences` times as long as a request
+    stays.
     """
 
     warnings: NotRequired[list[str]]
     rate_rps: float
     fails_rps: float | None
+    kept_above_rps: float | None
     rates_tried: int
     seeds: int
     arrivals: Literal["poisson", "trace"]

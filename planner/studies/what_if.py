@@ -306,7 +306,8 @@ class ChangedQuestion:
 
     `kept` is None if the changed question does not offer the worker types of the previous fleet, or if there
     was no fleet before; `why_before` is then the error. `answer` is None if no fleet was found, and `why` is
-    then the error. `kept_under` names the policies with which the workers of the previous fleet keep the SLO;
+    then the error; `is_proved` and `is_proved_before` are False where that error proves nothing, as when the
+    time was over. `kept_under` names the policies with which the workers of the previous fleet keep the SLO;
     it is empty if these are its own. `value_now` is the objective of the previous fleet at the prices of the
     changed question. `kept_as_written`: the previous fleet is not kept, and only because of its scenarios.
     """
@@ -320,6 +321,8 @@ class ChangedQuestion:
     value_now: float = math.inf
     why_before: str = ""
     kept_as_written: bool = False
+    is_proved: bool = True
+    is_proved_before: bool = True
 
     @property
     def is_previous_cheaper(self) -> bool:
@@ -337,11 +340,18 @@ def answer_change(
     """Answer the changed question, starting the search from the previous fleet, if any."""
     study.progress(f"planning with {label}")
     if isinstance(before, InfeasibleError):
-        changed = ChangedQuestion(label, task, kept=None, answer=None, why_before=_reason_of(before))
+        changed = ChangedQuestion(
+            label,
+            task,
+            kept=None,
+            answer=None,
+            why_before=_reason_of(before),
+            is_proved_before=before.is_proved,
+        )
         try:
             return replace(changed, answer=study.answer(task))
         except InfeasibleError as error:
-            return replace(changed, why=_reason_of(error))
+            return replace(changed, why=_reason_of(error), is_proved=error.is_proved)
     try:
         problem = study.problem_of(task)
     except InfeasibleError as error:
@@ -365,7 +375,7 @@ def answer_change(
     try:
         return replace(changed, answer=study.answer(task, (before.fleet,)))
     except InfeasibleError as error:
-        return replace(changed, why=_reason_of(error))
+        return replace(changed, why=_reason_of(error), is_proved=error.is_proved)
 
 
 def _reason_of(error: InfeasibleError) -> str:
@@ -709,10 +719,12 @@ def verdict_text(changed: ChangedQuestion) -> str:
 def _kept_text(changed: ChangedQuestion) -> str:
     """The first part of `verdict_text`."""
     if changed.why_before:
-        after = "after it one is found" if changed.answer else f"after it none is left either: {changed.why}"
-        return f"before the change there is no fleet: {changed.why_before}; {after}"
+        none_before = "there is no fleet" if changed.is_proved_before else "none was found"
+        none_after = "none is left either" if changed.is_proved else "none was found"
+        after = "after it one is found" if changed.answer else f"after it {none_after}: {changed.why}"
+        return f"before the change {none_before}: {changed.why_before}; {after}"
     if changed.answer is None:
-        return f"after the change no fleet is left: {changed.why}"
+        return f"after the change no fleet {'is left' if changed.is_proved else 'was found'}: {changed.why}"
     if changed.kept is None:
         return "the previous fleet is not among those that may be used after the change"
     under = f", with {changed.kept_under} in place of its own policies" if changed.kept_under else ""

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import fleetplan
+from planner.papers import goodput
 
 FLEET = {"llm": "meta-llama/Llama-3.1-8B", "workers": [{"gpu": "a100-80g"}]}
 CHAT_AND_CODE = {
@@ -59,3 +60,27 @@ def test_what_no_rate_keeps_is_named() -> None:
     with pytest.raises(fleetplan.InfeasibleError, match=r"% of requests keep all limits at once") as error:
         fleetplan.goodput(FLEET, traffic(), slo, seeds=1, tolerance_frac=0.2)
     assert error.value.constraint == "attainment"
+
+
+def test_a_rate_that_is_kept_above_one_that_fails_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bisection ended at 2 requests/s: it took for granted that nothing above one that fails is kept."""
+
+    def kept_above(island_rps: float) -> float | None:
+        """What is said to be kept, of a fleet that carries less than 2 requests/s, and more than these up to
+        a tenth more.
+        """
+        monkeypatch.setattr(
+            goodput.Steady,
+            "carries",
+            lambda self, fleet, rate: rate < 2 or island_rps < rate < 1.1 * island_rps,
+        )
+        found = fleetplan.goodput(FLEET, traffic(), {"ttft": {"p90": "1 s"}}, seeds=1, tolerance_frac=0.05)
+        assert found.rate_rps < 2 <= found.fails_rps < 2.1
+        kept_rps: float | None = found.to_dict()["kept_above_rps"]
+        said = any("are kept all the same" in line for line in found.sentences())
+        assert said == (kept_rps is not None)
+        return kept_rps
+
+    kept_rps = kept_above(3.15)
+    assert kept_rps is not None and 3.15 < kept_rps < 3.465
+    assert kept_above(9.0) is None

@@ -430,6 +430,22 @@ def test_no_fleet_after_the_change_is_exit_code_3(asked: list[str]) -> None:
     assert table.count("│ no fleet") == 0, "18 rows said so, that of a changed limit too"
 
 
+def test_a_fleet_that_was_not_found_in_time_is_not_said_to_be_none(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code was 3, as of a question without a fleet: "before the change there is no fleet: ... and
+    the time limit came first".
+    """
+
+    def stopped(study: Study, task: object, start: object = ()) -> StudyAnswer:
+        raise InfeasibleError("none yet", kind="capacity", constraint="time", is_proved=False)
+
+    monkeypatch.setattr(Study, "answer", stopped)
+    said = CliRunner().invoke(app, ["what-if", *asked, "--change", "limits.gpus=16"])
+    assert said.exit_code == 4
+    assert "before the change none was found: none yet; after it none was found: none yet" in said.stdout
+
+
 @pytest.mark.slow
 def test_the_sensitivity_command(asked: list[str]) -> None:
     said = CliRunner().invoke(app, ["sensitivity", *asked, "--by", "5 %", "--json"])
