@@ -97,10 +97,12 @@ from planner.models.lora import Lora
 from planner.models.parallelism import MAX_PP
 from planner.models.speculation import Speculation
 from planner.policies import (
+    BATCHING,
     HUB_TARGETS,
     ROUTERS_OF,
     ROUTING,
     TARGETS_OF_ENGINE,
+    VLLM_V1,
     advise_target,
     find_deployed_routing,
 )
@@ -577,14 +579,26 @@ def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) ->
 
 
 def _engine_of_question(question: Section, fleet: Section, catalog: Catalog) -> Engine | None:
-    """The engine of the question: by default the deployed one, or None if `host_overhead` is given."""
+    """The engine of the question: by default the deployed one, or None if `host_overhead` is given, or a
+    batching with which no engine is simulated (policy_checks.py).
+    """
     rows = catalog.engines.values()
+    policies = question.subsection("policies", POLICY_KEYS, "queue: any")
+    batchings = policies.get("batching", ())
+    names = batchings if isinstance(batchings, list) else [batchings]
+    others = [name for name in BATCHING if name in names and BATCHING[name].code != VLLM_V1]
     if "engine" not in question:
-        return None if "host_overhead" in fleet else default_engine(rows)
+        return None if "host_overhead" in fleet or others else default_engine(rows)
     if "host_overhead" in fleet:
         where = fleet.path_of("host_overhead")
         raise InputError(f"{where}: engine says what the host takes; drop one of the two")
-    return parse_engine(question.get("engine"), rows, question.path_of("engine"))
+    engine = parse_engine(question.get("engine"), rows, question.path_of("engine"))
+    if engine is not None and others:
+        raise policies.error(
+            "batching",
+            f"{others[0]} is not simulated with engine {engine.name}; write engine: none, or drop it",
+        )
+    return engine
 
 
 def _parse_speculations(

@@ -59,6 +59,19 @@ def test_a_fleet_that_batches_as_another_engine_has_none(catalog: Catalog) -> No
     assert changed.engine is None
 
 
+@pytest.mark.parametrize("batching", ["sarathi", ["vllm-v1", "sarathi"]])
+def test_a_question_of_another_batching_has_no_engine_by_default(batching: object, catalog: Catalog) -> None:
+    """The search simulated it with vLLM's asynchronous steps, which lost requests or gave a fleet that
+    `plan simulate` refuses; of sarathi alone the plan was refused for an engine that the question does not
+    name.
+    """
+    asked = {**ASKED, "policies": {"batching": batching}}
+    assert parse_task(asked, catalog).engine is None
+    with pytest.raises(InputError, match="batching: sarathi is not simulated with engine vllm"):
+        parse_task({**asked, "engine": "vllm"}, catalog)
+    assert parse_task({**asked, "engine": "none"}, catalog).engine is None
+
+
 def test_a_plan_without_constants_was_made_without_an_engine(catalog: Catalog) -> None:
     plan = {**WORKERS, "status": "found", "engine": {"name": "vllm", "version": "0.33.0", "images": []}}
     assert fleet_of(plan, Path("plan.yaml"), catalog).engine is None
