@@ -35,6 +35,7 @@ OTHER_NAMES = {
     "latency": "e2e",
     "time_to_first_token": "ttft",
     "throughput": "objective: throughput, the most traffic that keeps the SLO",
+    "deadline": "e2e: {p99: 1 h}; a deadline is of one of its classes",
 }
 OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a class may have.
 MATCH_KEYS = ("tenant", "adapter", "model", "input_tokens")

@@ -480,3 +480,11 @@ def test_any_document_is_read_or_refused_in_one_line(document: dict[str, Any]) -
         parse_task(document, CATALOG)
     except InputError as error:
         assert "\n" not in str(error)
+
+
+def test_a_deadline_of_all_requests_is_said_to_be_a_limit_on_e2e() -> None:
+    """Batch work has a deadline: `slo: {deadline: 1 h}` read "unknown key", without what to write."""
+    with pytest.raises(
+        InputError, match=r"did you mean 'e2e: \{p99: 1 h\}; a deadline is of one of its classes'"
+    ):
+        task(slo={"deadline": "1 h"})
