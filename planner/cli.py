@@ -388,8 +388,8 @@ def _print_error(error: PlannerError) -> int:
 
 
 GPUS_HELP = (
-    "GPUs to choose from: h100,l40s, or h100:16 for sixteen. Default: any, which is every GPU of a kind on "
-    "which kernels of some LLM were measured."
+    "GPUs to choose from: h100,l40s, or h100:16 for sixteen. Default: any, which is every GPU on which "
+    "kernels of this LLM were measured, or, where there is none, of any LLM."
 )
 OBJECTIVE_HELP = "cost, power, gpus; throughput: how much do --gpus h100:16 carry?"
 
