@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -17,18 +18,20 @@ from planner.errors import InfeasibleError
 from planner.reports.words import throughput_line
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
+from planner.search.level0.level0_search import search_level0
 from planner.search.problem.build_problem import SearchInputs
-from planner.search.problem.plan_problem import Conditions, with_search_scenarios
+from planner.search.problem.plan_problem import Conditions, Problem, with_search_scenarios
 from planner.search.production import most_traffic
 from planner.search.production.most_traffic import (
     KEPT_STEP_FRAC,
     RateClimb,
     at_rate,
-    falling_rates,
     find_most_kept_traffic,
     find_most_traffic,
+    lower_until_passed,
     restrict_to_workers,
 )
+from planner.search.production.scenario_test import ScenarioTest, is_test_passed, untimed_test
 from planner.solvers.master import Option
 
 MOST = 4
@@ -125,11 +128,62 @@ def test_workers_are_taken_as_far_as_they_go_before_all_others_are_asked() -> No
     assert asked.count("all") <= 4 and asked.count("slow") <= 12
 
 
-def test_rates_fall_faster_with_each_test_that_fails() -> None:
-    """By 3, 6 and 12 %: the fourth test is at 0.97 x 0.94 x 0.88 = 80 % of the first rate."""
-    fallen = list(itertools.islice(falling_rates(Throughput(10.0, 10.2)), 4))
-    assert [each.rate_rps for each in fallen] == [10.0, 9.7, 9.118, 8.024]
-    assert [each.refuted_rps for each in fallen] == [10.2, 10.0, 9.7, 9.118]
+def test_a_rate_falls_until_its_fleet_passes_the_test() -> None:
+    """From twice the rate that a search finds; the last test is in scenarios that no failed one has seen."""
+    kept = find_most_kept_traffic(INPUTS, *find_most_traffic(INPUTS))
+    assert kept is not None
+    rates, fleet = kept
+    too_high = Throughput(2 * rates.rate_rps, None)
+    tested = lower_until_passed(INPUTS, too_high, fleet)
+    assert tested.rates.refuted_rps is not None and tested.first > 0
+    assert 0.5 * rates.rate_rps < tested.rates.rate_rps < tested.rates.refuted_rps <= too_high.rate_rps
+    test = untimed_test(tested.problem)
+    assert test is not None
+    kept_in = replace(test, first=tested.first).decide(test.oracle.counts(fleet))
+    assert is_test_passed(kept_in, test.safety)
+
+
+def test_a_rate_that_fell_too_far_rises_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fleet carries 7.3 requests/s, and the scenarios that it misses at 10 are kept from 6.5 down, so the
+    rate falls by 3 % until 6.332. Between that and 10 lie 7.957, which fails, and 7.098, the fourth test."""
+    tested_rps: list[float] = []
+
+    def judge(test: Any, counts: Any) -> Any:
+        rate_rps = test.scenarios
+        tested_rps.append(rate_rps)
+        missed = [SimpleNamespace(number=n) for n in range(0 if rate_rps <= 7.3 else 20)]
+        return test._kept_in(40 - len(missed), 40), missed, []
+
+    problem: Any = INPUTS.problem()
+
+    def problem_at(_: Any, rate_rps: float, fleet: Any) -> Any:
+        return replace(problem, test_scenarios=rate_rps)
+
+    def missed_numbers(problem: Any, counts: Any, numbers: Any) -> Any:
+        return [] if problem.test_scenarios <= 6.5 else numbers
+
+    monkeypatch.setattr(most_traffic, "_problem_of_fleet", problem_at)
+    monkeypatch.setattr(most_traffic, "_missed_numbers", missed_numbers)
+    monkeypatch.setattr(ScenarioTest, "decide_and_split", judge)
+    fleet = problem.oracle.fleet(((problem.options()[0], 1),))
+    tested = lower_until_passed(INPUTS, Throughput(10.0, 10.2), fleet)
+    assert tested_rps == [10.0, 6.332, 7.957, 7.098]
+    assert (tested.rates.rate_rps, tested.rates.refuted_rps) == (7.098, 7.957)
+
+
+def test_a_full_pool_carries_its_most_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Level 0 of the known worker types was searched at each rate, up to the limit on its work. Now only all
+    types are, where the largest pools fail."""
+    searched_types: list[int] = []
+
+    def search(problem: Problem, *args: Any, **options: Any) -> Any:
+        searched_types.append(len(problem.types))
+        return search_level0(problem, *args, **options)
+
+    monkeypatch.setattr(most_traffic, "search_level0", search)
+    kept = find_most_kept_traffic(INPUTS, *find_most_traffic(INPUTS))
+    assert kept is not None and [pool.role for pool in kept[1].pools] == ["mixed"]
+    assert set(searched_types) == {len(INPUTS.problem().types)}
 
 
 @pytest.mark.parametrize("seats", [64, [64, 256]])

@@ -43,14 +43,13 @@ from planner.search.problem.stages import Stage, Urgent
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
 from planner.search.production.kept_policies import production_of_policies, put_policies_of_fleet_first
 from planner.search.production.most_traffic import (
-    COARSE_STEP_FRAC,
     at_rate,
-    falling_rates,
     find_most_kept_traffic,
     find_most_traffic,
+    lower_until_passed,
     name_rate_in_messages,
 )
-from planner.search.production.production_fleet import MOST_TESTS, pick_known_fleet_and_test
+from planner.search.production.production_fleet import pick_known_fleet_and_test
 from planner.search.production.three_answers import Production, not_certified_warnings, with_answers
 from planner.simulator.simulation import Simulation
 from planner.solvers.repeats import Repeats
@@ -161,42 +160,45 @@ def add_robustness(plan: Plan, search: PolicySearch, production: Production | No
 
 
 def _plan_most_traffic(inputs: SearchInputs) -> Plan:
-    """The plan for the most traffic with which a fleet keeps the SLO in enough scenarios, lowered until a
-    fleet passes its test. If no production fleet is found, the plan for the most traffic on paper.
+    """The plan for the most traffic with which a fleet keeps the SLO in enough scenarios, and passes its
+    test. If no production fleet is found, the plan for the most traffic on paper.
 
     The search for the rate on paper ends after half of RATE_TIME_FRAC of the time, the search for the rate in
     production after RATE_TIME_FRAC.
     """
     # Both searches get shares of the time that is left now, so both calls come before the first search.
     for_production = _with_share_of_time(inputs, RATE_TIME_FRAC)
-    paper_rates, fleet = find_most_traffic(
-        _with_share_of_time(inputs, 0.5 * RATE_TIME_FRAC), COARSE_STEP_FRAC
-    )
-    most_kept = find_most_kept_traffic(for_production, paper_rates, fleet)
-    rates, fleet = (paper_rates, fleet) if most_kept is None else most_kept
+    for_paper = _with_share_of_time(inputs, 0.5 * RATE_TIME_FRAC)
+    paper_rates, fleet = find_most_traffic(for_paper, before_production=True)
+    kept = find_most_kept_traffic(for_production, paper_rates, fleet)
+    rates, fleet = kept or (paper_rates, fleet)
     with time_limit(LEAST_SEARCH_S, grace=True):
-        return _plan_at_rates(_with_least_time(inputs), rates, fleet, is_kept=most_kept is not None)
+        return _plan_at_rates(_with_least_time(inputs), rates, fleet, is_kept=kept is not None)
 
 
 def _plan_at_rates(inputs: SearchInputs, rates: Throughput, fleet: Fleet, *, is_kept: bool) -> Plan:
-    """The plan for the highest of falling rates at which the fleet passes its test. If it passes at none of
-    MOST_TESTS rates, or the time ends first, the plan is for the last rate and not certified.
+    """The plan for the highest of falling rates at which the fleet passes its test. If it passes at none, or
+    the time ends first, the plan is for the last rate and not certified.
 
     `is_kept` says that the fleet keeps enough of the search's scenarios; else the plan is on paper, for the
     first rate.
     """
-    production = None
-    for attempt, throughput in enumerate(falling_rates(rates), start=1):
-        inputs_now = name_rate_in_messages(at_rate(_with_least_time(inputs), throughput.rate_rps))
-        searched = search_llm(inputs_now, start=[fleet])
-        if is_kept:
-            searched = put_policies_of_fleet_first(searched, fleet)
-        problem, paper = best_of(searched)
+    tested = lower_until_passed(inputs, rates, fleet) if is_kept else None
+    throughput = rates if tested is None else tested.rates
+    inputs_now = name_rate_in_messages(at_rate(_with_least_time(inputs), throughput.rate_rps))
+    searched = search_llm(inputs_now, start=[fleet])
+    if tested is not None:
+        # In the scenarios of the test no simulation is repeated.
+        scenarios = tested.problem.test_scenarios
+        searched = [
+            PolicySearch(replace(problem, test_scenarios=scenarios), paper) for problem, paper in searched
+        ]
+        searched = put_policies_of_fleet_first(searched, fleet)
+    problem, paper = best_of(searched)
+    trial = production = None
+    if tested is not None:
         # A trial is a fleet for production with the result of its test (scenario_test.py).
-        trial = pick_known_fleet_and_test(problem, paper, fleet) if is_kept else None
-        is_done = trial is None or trial.is_passed or problem.out_of_time()
-        if is_done or attempt == MOST_TESTS:
-            break
+        trial = pick_known_fleet_and_test(problem, paper, fleet, tested.first)
     if trial is not None:
         production = with_answers(problem, paper, trial)
     certified_plan = certify_plan(searched, inputs, throughput=throughput, production=production)

@@ -21,14 +21,23 @@ from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_race import MOST_ROUNDS, cheapest_first, race_on_fleets
 from planner.search.mixed.policy_search import search_policies
+from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts, counts_of
+from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import StoppedError, ended_by, is_over
 from planner.search.problem import plan_problem
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import split_of
 from planner.search.problem.stages import Message
-from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, fill_limits, with_search_limit
+from planner.search.production.cheapest_kept import (
+    HARDEST_SCENARIOS,
+    LEAST_SEARCH_REQUESTS,
+    fill_limits,
+    with_search_limit,
+)
+from planner.search.production.production_fleet import MOST_TESTS
+from planner.search.production.scenario_test import ScenarioTest, is_test_passed
 from planner.traffic.scaling import same_requests
 
 # The numbers below are set by hand.
@@ -39,21 +48,24 @@ RATE_STEP_FRAC = 0.01
 # refuted rates, which take longest.
 COARSE_STEP_FRAC = 0.05
 
-# The rate of the first fleet found is multiplied by this, the stride, until the fleet's worker types fail.
-FIRST_STRIDE = 2.0
+# Rates of the worker types of a fleet that was found grow by a stride, at most this, until the types fail.
+MOST_STRIDE = 2.0
 # In production the refuted rate is at most this share above the highest rate that is sustained.
 KEPT_STEP_FRAC = 0.02
 # In production the first rate is this share of the most traffic on paper.
 FIRST_RATE_FRAC = 0.8
-# In production the worker types of the fleet on paper are searched first, at falling rates: each is
-# KNOWN_FALL_FRAC of the one before, down to KNOWN_LEAST_FRAC of the first. The range is so large because step
-# times that were not measured may be three times as long in the hardest scenarios.
+# The worker types of the fleet on paper are searched first, at falling rates: each is KNOWN_FALL_FRAC of the
+# one before, down to KNOWN_LEAST_FRAC of the first. The range is this large because step times that were not
+# measured may be three times as long in the hardest scenarios.
 KNOWN_FALL_FRAC = 0.5
 KNOWN_LEAST_FRAC = 1 / 16
+# If a likely fleet sustains a rate in the hardest scenarios, the climb in all scenarios begins there instead,
+# at rates that fall by this factor.
+LIKELY_FALL_FRAC = 0.9
 # If no fleet is found with these types, all types are searched, at rates that fall by this factor.
 FALL_FRAC = 0.5
-# After a failed test the traffic is lowered by this share, after each further one by twice as much as before:
-# the tests are few, and a rate that passes is worth more than one that is near to the first.
+# After a failed test the rate falls by this share, as often as its scenarios require. A rate that passes is
+# final if the failed one is at most twice this share above it.
 LESS_RATE_FRAC = 0.03
 
 # A trace is thinned to no fewer requests than these, because percentiles of fewer say nothing.
@@ -64,16 +76,21 @@ FindFleetAtRate = Callable[[float, Fleet | None], Fleet | None]
 used. Returns None if no fleet was found, and raises StoppedError if the time is over.
 """
 
+FailedPools = dict[Policies, dict[str, float]]
+"""For each choice of policies and each worker type the rate at which a full pool of it failed."""
+
 
 @dataclass(slots=True)
 class RateClimb:
     """A search for the highest sustained rate. So far `find_fleet` has found `fleet` at `holds_rps`, and none
-    at `failed_rps`. The result is exact to the share `raise_frac`; no rate below `least_rps` is searched.
+    at `failed_rps`. The result is exact to the share `raise_frac`; no rate below `least_rps` is searched. The
+    rates of a candidate fall by the factor `fall_frac`, and the first stride up is its inverse.
     """
 
     find_fleet: FindFleetAtRate
     raise_frac: float
     least_rps: float
+    fall_frac: float = KNOWN_FALL_FRAC
     holds_rps: float = 0.0
     fleet: Fleet | None = None
     failed_rps: float = math.inf
@@ -89,14 +106,14 @@ class RateClimb:
 
         The worker types of a fleet that was found are searched up to their highest rate before all types are
         searched again. So each type fails once or twice, not at every rate. The types of a `candidate` come
-        first, at falling rates down to KNOWN_LEAST_FRAC of `rate_rps`. All types are searched at falling
+        first, at rates that fall down to KNOWN_LEAST_FRAC of `rate_rps`. All types are searched at falling
         rates down to `least_rps`, which is tried too.
         """
         known_failed_rps = math.inf
         try:
             if candidate is not None:
                 least_known_rps = max(KNOWN_LEAST_FRAC * rate_rps, self.least_rps)
-                for known_rps in _falling_rates(rate_rps, KNOWN_FALL_FRAC, least_known_rps):
+                for known_rps in _falling_rates(rate_rps, self.fall_frac, least_known_rps):
                     if self._try_rate(known_rps, candidate):
                         break
                     known_failed_rps = known_rps
@@ -104,7 +121,7 @@ class RateClimb:
                 for all_types_rps in _falling_rates(rate_rps, FALL_FRAC, self.least_rps):
                     if self._try_rate(all_types_rps):
                         break
-            stride = FIRST_STRIDE
+            stride = 1 / self.fall_frac
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.raise_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
                 # All worker types are searched one raise above. Types other than the fleet's mostly sustain
@@ -155,7 +172,7 @@ class RateClimb:
             if not self.holds_rps < rate_rps < failed_rps:
                 break  # There is no rate of four significant digits between the two.
             if self._try_rate(rate_rps, fleet):
-                stride = min(stride * stride, FIRST_STRIDE)
+                stride = min(stride * stride, MOST_STRIDE)
             else:
                 failed_rps = rate_rps
 
@@ -181,6 +198,7 @@ def _climb(
     raise_frac: float,
     least_rps: float,
     deadline: float,
+    fall_frac: float = KNOWN_FALL_FRAC,
     failed_rps: float = math.inf,
 ) -> RateClimb:
     """The climb from a rate with fleets of level 0 or, if these sustain no rate, with any mix of worker
@@ -188,17 +206,19 @@ def _climb(
     the other parameters are as in RateClimb.
     """
     for any_mix in (False, True):
-        climb = RateClimb(partial(find_fleet, any_mix=any_mix), raise_frac, least_rps, failed_rps=failed_rps)
+        find = partial(find_fleet, any_mix=any_mix)
+        climb = RateClimb(find, raise_frac, least_rps, fall_frac, failed_rps=failed_rps)
         climb.climb_from(rate_rps, candidate)
         if climb.fleet is not None or is_over(deadline):
             break
     return climb
 
 
-def find_most_traffic(inputs: SearchInputs, raise_frac: float = RATE_STEP_FRAC) -> tuple[Throughput, Fleet]:
+def find_most_traffic(inputs: SearchInputs, *, before_production: bool = False) -> tuple[Throughput, Fleet]:
     """The most requests per second that a fleet of level 0 within the limits sustains on paper, and such a
     fleet. If level 0 has no fleet at any rate, fleets of any mix of worker types are searched in the same
-    way. The rate is exact to `raise_frac`, or as far as the time allowed.
+    way. The rate is exact to RATE_STEP_FRAC, or as far as the time allowed; if production is searched next,
+    to COARSE_STEP_FRAC, and not every fleet is simulated that the search takes to fail.
 
     If the search of level 0 at a rate ends without a fleet, that rate is refuted, and all higher rates with
     it. This assumes that more traffic is never easier to serve, and that more workers never hurt. A fleet
@@ -211,6 +231,7 @@ def find_most_traffic(inputs: SearchInputs, raise_frac: float = RATE_STEP_FRAC) 
     quiet = plan_problem.Conditions(conditions.deadline, cache=conditions.cache)
     quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
     best_fleets: list[Fleet] = []  # The last fleet found, with which the next search begins.
+    failed_full: FailedPools = {}
     sustained_rps: list[float] = []
     choices = list(task.policy_choices())  # `_climb_with_raced` may replace its items.
 
@@ -222,19 +243,21 @@ def find_most_traffic(inputs: SearchInputs, raise_frac: float = RATE_STEP_FRAC) 
         did not come to its end.
         """
         conditions.progress(_climb_in_words("most traffic", rate_rps, sustained_rps))
-        problem = restrict_to_workers(problem_at(rate_rps), workers_of)
-        is_exhausted = True
+        problem, is_exhausted = problem_at(rate_rps), True
         for policies in choices:
             with_policy = plan_problem.with_policies(problem, policies)
-            level0 = search_level0(with_policy, best_fleets, any_will_do=True)
-            best = level0.search.best
+            best = _full_pool_that_holds(with_policy, rate_rps, failed_full, best_fleets)
+            if best is None and not _is_mixed(workers_of):
+                some_types = restrict_to_workers(with_policy, workers_of)
+                level0 = search_level0(some_types, best_fleets, walks=not before_production, any_will_do=True)
+                best = level0.search.best
+                is_exhausted &= level0.search.is_exhausted
             if best is None and any_mix:
                 best = find_fleet_quickly(with_policy, best_fleets, is_mixed=True)
             if best is not None:
                 best_fleets[:] = [with_policy.oracle.fleet(best)]
                 sustained_rps.append(rate_rps)
                 return best_fleets[0]
-            is_exhausted &= level0.search.is_exhausted
         if not is_exhausted:
             raise StoppedError
         return None
@@ -242,7 +265,7 @@ def find_most_traffic(inputs: SearchInputs, raise_frac: float = RATE_STEP_FRAC) 
     climb = _climb(
         find_fleet,
         float(f"{trace.rate_rps:.3g}"),  # A round number near the rate of the trace.
-        raise_frac=raise_frac,
+        raise_frac=COARSE_STEP_FRAC if before_production else RATE_STEP_FRAC,
         least_rps=_FEWEST_REQUESTS / trace.duration_s,
         deadline=conditions.deadline,
     )
@@ -260,85 +283,220 @@ def find_most_kept_traffic(
     mix of worker types are searched in the same way. The rate is exact to KEPT_STEP_FRAC, or as far as the
     time allowed. None if the time ends before a fleet is found.
 
+    Full pools of each worker type, and the fleet on paper, climb first, in the hardest scenarios alone: that
+    takes few simulations, and leaves little of the climb in all scenarios.
+
     `on_paper` is the most traffic on paper, and `paper_fleet` its fleet. Raises InfeasibleError if no rate
     has a fleet.
     """
-    task, trace, conditions = inputs.task, inputs.trace, inputs.conditions
-    # Only the rate is reported, as in `find_most_traffic`.
-    quiet = plan_problem.Conditions(conditions.deadline)
-    quiet_inputs = SearchInputs(task, trace, inputs.catalog, inputs.seed, quiet)
-    # The fleets found under each choice of policies, the last one first. Searches begin with them.
-    known_fleets: dict[Policies, list[Fleet]] = {}
-    failed_full: dict[Policies, dict[str, float]] = {}  # As in `_full_pool_that_holds`.
-    sustained_rps: list[float] = []
-    raced = [paper_fleet.policies] if task.policies.raced_changes else []
-    choices = list(dict.fromkeys((*task.policy_choices(), *raced)))
-
-    def problem_at(rate_rps: float) -> plan_problem.Problem:
-        return plan_problem.on_all_draws(at_rate(quiet_inputs, rate_rps).problem())
-
-    def in_scenarios(problem: plan_problem.Problem) -> plan_problem.Problem:
-        scenario_problem = _slowest_scenarios_first(plan_problem.with_search_scenarios(problem))
-        return with_search_limit(scenario_problem, LEAST_SEARCH_REQUESTS)
-
-    def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
-        """A fleet that keeps enough scenarios at this rate; None if there is none. Raises StoppedError if the
-        time is up.
-        """
-        conditions.progress(_climb_in_words("most traffic in production", rate_rps, sustained_rps))
-        problem = restrict_to_workers(problem_at(rate_rps), workers_of)
-        for policies in choices:
-            scenario_problem = in_scenarios(plan_problem.with_policies(problem, policies))
-            start = known_fleets.setdefault(policies, [paper_fleet])
-            best = None
-            if workers_of is None:
-                failed = failed_full.setdefault(policies, {})
-                best = _full_pool_that_holds(scenario_problem, rate_rps, failed)
-            if best is None:
-                best = search_level0(scenario_problem, start, walks=False, any_will_do=True).search.best
-            if best is None and any_mix:
-                best = find_fleet_quickly(scenario_problem, start, is_mixed=True)
-            if best is not None:
-                start.insert(0, scenario_problem.oracle.fleet(best))
-                sustained_rps.append(rate_rps)
-                return start[0]
-        if is_over(conditions.deadline):
-            raise StoppedError
-        return None
-
-    refuted_rps = math.inf if on_paper.refuted_rps is None else on_paper.refuted_rps
-    least_rps = _FEWEST_REQUESTS / trace.duration_s
+    search, deadline = _KeptSearch(inputs, paper_fleet), inputs.conditions.deadline
+    failed_rps = math.inf if on_paper.refuted_rps is None else on_paper.refuted_rps
+    first_rps = _round_rate(FIRST_RATE_FRAC * on_paper.rate_rps)
+    least_rps = _FEWEST_REQUESTS / inputs.trace.duration_s
+    likely = RateClimb(search.find_likely_fleet, COARSE_STEP_FRAC, least_rps, failed_rps=failed_rps)
+    likely.climb_from(first_rps)
     climb = _climb(
-        find_fleet,
-        _round_rate(FIRST_RATE_FRAC * on_paper.rate_rps),
-        paper_fleet,
+        search.find_fleet,
+        likely.holds_rps or first_rps,
+        likely.fleet or paper_fleet,
         raise_frac=KEPT_STEP_FRAC,
+        fall_frac=LIKELY_FALL_FRAC if likely.fleet else KNOWN_FALL_FRAC,
         least_rps=least_rps,
-        deadline=conditions.deadline,
-        failed_rps=refuted_rps,
+        deadline=deadline,
+        failed_rps=failed_rps,
     )
-    if climb.fleet is None and is_over(conditions.deadline):
+    if climb.fleet is None and is_over(deadline):
         return None
     if climb.fleet is None:
-        raise _no_rate_error(climb, conditions, " in enough scenarios", lambda: False)
-    _climb_with_raced(climb, lambda rps: in_scenarios(problem_at(rps)), choices, conditions.deadline)
+        raise _no_rate_error(climb, inputs.conditions, " in enough scenarios", lambda: False)
+    _climb_with_raced(climb, search.limited_problem_at, search.choices, deadline)
     rates = Throughput(climb.holds_rps, climb.refuted_rps, on_paper.rate_rps, on_paper.refuted_rps)
     return rates, climb.fleet
 
 
-def _full_pool_that_holds(
-    problem: plan_problem.Problem, rate_rps: float, failed_rps: dict[str, float]
-) -> Counts | None:
-    """The first pool of mixed workers of one type, as many as the limits allow, that keeps the SLO in enough
-    scenarios; None if none does. It is no part of the search's limited work: on a long trace that ends before
-    all types were simulated.
-
-    `failed_rps` has for each worker type the rate at which such a pool failed, and is added to; at higher
-    rates it is not simulated again.
+class _KeptSearch:
+    """Looks for a fleet that keeps the SLO at a rate in enough of the scenarios that a search sees. `choices`
+    are the policies of fleets.
     """
-    for option in problem.options() if runs_mixed(problem.task) else ():
+
+    def __init__(self, inputs: SearchInputs, paper_fleet: Fleet) -> None:
+        task, conditions = inputs.task, inputs.conditions
+        # Only the rate is reported, as in `find_most_traffic`.
+        quiet = plan_problem.Conditions(conditions.deadline)
+        self._inputs = SearchInputs(task, inputs.trace, inputs.catalog, inputs.seed, quiet)
+        self._conditions, self._paper_fleet = conditions, paper_fleet
+        raced = [paper_fleet.policies] if task.policies.raced_changes else []
+        self.choices = list(dict.fromkeys((*task.policy_choices(), *raced)))
+        # The fleets found under each choice of policies, the last one first. Searches begin with them.
+        self._known_fleets: dict[Policies, list[Fleet]] = {}
+        # Rates draw other requests, so a pool that failed at one may hold at a higher one. Where all worker
+        # types are searched, only the failures of such searches count.
+        self._failed_pools: FailedPools = {}
+        self._failed_of_all: FailedPools = {}
+        self._sustained_rps: list[float] = []
+
+    def find_likely_fleet(self, rate_rps: float, _: Fleet | None) -> Fleet | None:
+        """A full pool of one worker type, or else the fleet on paper, that keeps enough of the hardest
+        scenarios at this rate, those with the longest steps; None if there is none.
+        """
+        whole = self._problem_at(rate_rps)
+        for policies in self.choices:
+            problem = plan_problem.with_policies(whole, policies)
+            most_missed = problem.oracle.may_miss
+            hardest = problem.oracle.scenarios[: most_missed + HARDEST_SCENARIOS]
+            hard_problem = plan_problem.with_scenarios(problem, hardest, most_missed)
+            start = self._known_fleets.setdefault(policies, [self._paper_fleet])
+            best = _full_pool_that_holds(hard_problem, rate_rps, self._failed_pools, start)
+            if best is None and not _is_mixed(self._paper_fleet):
+                on_paper = counts_of(self._paper_fleet, problem.options())
+                if on_paper and problem.allows(on_paper) and hard_problem.oracle.holds(on_paper):
+                    best = on_paper
+            if best is not None:
+                start.insert(0, problem.oracle.fleet(best))
+                return start[0]
+        return None
+
+    def find_fleet(self, rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
+        """A fleet that keeps enough scenarios at this rate: a full pool of one worker type, else a fleet of
+        level 0, else with `any_mix` of any mix of types; None if there is none. Raises StoppedError if the
+        time is up.
+        """
+        whole = self._problem_at(rate_rps)
+        for policies in self.choices:
+            problem = plan_problem.with_policies(whole, policies)
+            start = self._known_fleets.setdefault(policies, [self._paper_fleet])
+            failed_pools = self._failed_of_all if workers_of is None else self._failed_pools
+            best = _full_pool_that_holds(problem, rate_rps, failed_pools, start)
+            problem = with_search_limit(problem, LEAST_SEARCH_REQUESTS)
+            if best is None and not _is_mixed(workers_of):
+                some_types = restrict_to_workers(problem, workers_of)
+                best = search_level0(some_types, start, walks=False, any_will_do=True).search.best
+            if best is None and any_mix:
+                best = find_fleet_quickly(problem, start, is_mixed=True)
+            if best is not None:
+                start.insert(0, problem.oracle.fleet(best))
+                self._sustained_rps.append(rate_rps)
+                return start[0]
+        if is_over(self._conditions.deadline):
+            raise StoppedError
+        return None
+
+    def limited_problem_at(self, rate_rps: float) -> plan_problem.Problem:
+        """The problem at this rate, with a limit on its work."""
+        return with_search_limit(self._problem_at(rate_rps), LEAST_SEARCH_REQUESTS)
+
+    def _problem_at(self, rate_rps: float) -> plan_problem.Problem:
+        """The problem at this rate, whose scenarios with the longest steps come first: most fleets that fail
+        miss these.
+        """
+        self._conditions.progress(
+            _climb_in_words("most traffic in production", rate_rps, self._sustained_rps)
+        )
+        problem = plan_problem.on_all_draws(at_rate(self._inputs, rate_rps).problem())
+        oracle = plan_problem.with_search_scenarios(problem).oracle
+        scenarios = sorted(oracle.scenarios, key=lambda scenario: -sum(scenario.step_time_sigmas))
+        return plan_problem.with_scenarios(problem, scenarios, oracle.may_miss)
+
+
+@dataclass(frozen=True, slots=True)
+class RateTested:
+    """The rate at which a fleet was tested. `problem` has the scenarios at that rate; the test began at the
+    scenario number `first`.
+    """
+
+    rates: Throughput
+    problem: plan_problem.Problem
+    first: int
+
+
+def lower_until_passed(inputs: SearchInputs, rates: Throughput, fleet: Fleet) -> RateTested:
+    """The highest rate found at which the fleet passes its test (scenario_test.py). If it passes at none of
+    MOST_TESTS rates, or the time ends first, the last one.
+
+    After a failed test the rate falls by LESS_RATE_FRAC, and again, until the fleet misses so few of the
+    scenarios of that test that it would pass. If it then passes far below, rates between are tested, as long
+    as tests are left. Each test is in scenarios that the ones before have not seen.
+    """
+    passed, first = None, 0
+    for _ in range(MOST_TESTS):
+        inputs.conditions.progress(f"most traffic in production: testing {rates.rate_rps:g} requests/s")
+        problem = _problem_of_fleet(inputs, rates.rate_rps, fleet)
+        assert problem.task.safety is not None and problem.test_scenarios is not None
+        test = ScenarioTest(
+            problem.oracle, problem.test_scenarios, problem.task.safety, first, problem.out_of_time
+        )
+        tested = RateTested(rates, problem, first)
+        # The question may lack the fleet's worker types at this rate.
+        if not (counts := counts_of(fleet, problem.options())):
+            return passed or tested
+        kept_in, missed, _ = test.decide_and_split(counts)
+        if is_test_passed(kept_in, test.safety):
+            passed = tested
+        elif problem.out_of_time():
+            return passed or tested
+        elif passed is not None:
+            passed = replace(passed, rates=replace(passed.rates, refuted_rps=rates.rate_rps))
+        if passed is None:
+            most_missed = int(kept_in.scenario_count * (1 - test.safety.kept_in_frac) / 2)
+            numbers = [scenario.number for scenario in missed]
+            next_rps = _fall_until_kept(inputs, rates.rate_rps, fleet, numbers, most_missed)
+            rates = replace(rates, rate_rps=next_rps, refuted_rps=rates.rate_rps)
+        else:
+            passed_rps, failed_rps = passed.rates.rate_rps, passed.rates.refuted_rps
+            if failed_rps is None or failed_rps <= passed_rps * (1 + 2 * LESS_RATE_FRAC):
+                return passed
+            rates = replace(passed.rates, rate_rps=_round_rate(math.sqrt(passed_rps * failed_rps)))
+        first = next_block(first + kept_in.scenario_count)
+    return passed or tested
+
+
+def _fall_until_kept(
+    inputs: SearchInputs, rate_rps: float, fleet: Fleet, numbers: Sequence[int], most_missed: int
+) -> float:
+    """The first of rates that fall by LESS_RATE_FRAC at which the fleet misses at most `most_missed` of the
+    test's scenarios with these numbers.
+    """
+    least_rps = FALL_FRAC * rate_rps
+    while True:
+        rate_rps = _round_rate(rate_rps * (1 - LESS_RATE_FRAC))
+        problem = _problem_of_fleet(inputs, rate_rps, fleet)
+        numbers = _missed_numbers(problem, counts_of(fleet, problem.options()) or (), numbers)
+        if len(numbers) <= most_missed or rate_rps < least_rps:
+            return rate_rps
+
+
+def _problem_of_fleet(inputs: SearchInputs, rate_rps: float, fleet: Fleet) -> plan_problem.Problem:
+    """The problem at this rate, with the policies of the fleet."""
+    quiet = plan_problem.Conditions(inputs.conditions.deadline)
+    problem = at_rate(replace(inputs, conditions=quiet), rate_rps).problem()
+    return plan_problem.with_policies(problem, fleet.policies)
+
+
+def _missed_numbers(problem: plan_problem.Problem, counts: Counts, numbers: Sequence[int]) -> list[int]:
+    """Those of the test's scenarios, by number, in which the fleet misses the SLO."""
+    scenarios = problem.test_scenarios
+    assert scenarios is not None
+    kept = run_each(lambda number: problem.oracle.in_scenario(scenarios[number]).holds(counts), numbers)
+    return [number for number, is_kept in zip(numbers, kept, strict=True) if not is_kept]
+
+
+def _full_pool_that_holds(
+    problem: plan_problem.Problem, rate_rps: float, failed_pools: FailedPools, known: Sequence[Fleet]
+) -> Counts | None:
+    """The first pool of mixed workers of one type, as many as the limits allow, that holds; None if none
+    does. The worker types of the first `known` fleet come first. It is no part of the search's limited work:
+    on a long trace that ends before all types were simulated.
+
+    A pool that fails is added to `failed_pools`; at higher rates it is not simulated again.
+    """
+    failed_rps = failed_pools.setdefault(problem.oracle.policies, {})
+    options = problem.options() if runs_mixed(problem.task) else []
+    known_types = [pool.type.name for fleet in known[:1] for pool in fleet.pools]
+    for option in sorted(options, key=lambda option: option.type.name not in known_types):
         if option.role != "mixed" or failed_rps.get(option.name, math.inf) <= rate_rps:
             continue
+        if problem.out_of_time():
+            raise StoppedError
         full: Counts = ((option, 1),)
         while problem.allows(full) and (more := fill_limits(problem, full, 0)) != full:
             full = more
@@ -346,6 +504,11 @@ def _full_pool_that_holds(
             return full
         failed_rps[option.name] = rate_rps
     return None
+
+
+def _is_mixed(fleet: Fleet | None) -> bool:
+    """Whether a fleet is one mixed pool, of which `_full_pool_that_holds` finds the largest."""
+    return fleet is not None and [pool.role for pool in fleet.pools] == ["mixed"]
 
 
 def _climb_with_raced(
@@ -422,27 +585,6 @@ def restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> p
         if is_prefill_alike or (option.role == "decode" and split in splits):
             names.add(option.type.name)
     return replace(problem, types=tuple(worker for worker in problem.types if worker.name in names))
-
-
-def _slowest_scenarios_first(problem: plan_problem.Problem) -> plan_problem.Problem:
-    """The same problem with the scenarios of the longest steps first, because most fleets that fail miss
-    these.
-    """
-    oracle = problem.oracle
-    scenarios = sorted(oracle.scenarios, key=lambda scenario: -sum(scenario.step_time_sigmas))
-    return plan_problem.with_scenarios(problem, scenarios, oracle.may_miss)
-
-
-def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
-    """The given throughput, then lower ones without end, each with the one before as refuted: LESS_RATE_FRAC
-    lower, then twice as much each time.
-    """
-    less_frac = LESS_RATE_FRAC
-    while True:
-        yield throughput
-        lower_rps = _round_rate(throughput.rate_rps * max(1 - less_frac, FALL_FRAC))
-        throughput = replace(throughput, rate_rps=lower_rps, refuted_rps=throughput.rate_rps)
-        less_frac *= 2
 
 
 def _is_refuted(problem: plan_problem.Problem) -> bool:

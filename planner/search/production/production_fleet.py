@@ -285,9 +285,12 @@ def pick_fleet_and_test(
     return with_fewest_workers(FleetTrial(best, test.decide(best), scenario_problem, test))
 
 
-def pick_known_fleet_and_test(problem: Problem, paper: FleetSearch, fleet: Fleet) -> FleetTrial | None:
-    """Like `pick_fleet_and_test`, for a fleet that is known to keep enough of the search's scenarios; None if
-    the problem does not have its worker types.
+def pick_known_fleet_and_test(
+    problem: Problem, paper: FleetSearch, fleet: Fleet, first: int
+) -> FleetTrial | None:
+    """The trial of a fleet that is known to keep enough of the search's scenarios, tested from the scenario
+    number `first` on; or, of the fleet with the most headroom at about its price, if that passes too. Each
+    with as few workers as pass. None if the problem does not have the fleet's worker types.
     """
     counts = counts_of(fleet, paper.level0.options)
     if not counts:
@@ -295,8 +298,14 @@ def pick_known_fleet_and_test(problem: Problem, paper: FleetSearch, fleet: Fleet
     assert problem.task.safety is not None and problem.test_scenarios is not None
     problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
     scenario_problem = _in_search_scenarios(problem, problem.deadline)
-    test = ScenarioTest(problem.oracle, problem.test_scenarios, problem.task.safety, 0, problem.out_of_time)
-    return pick_fleet_and_test(scenario_problem, paper, counts, test)
+    test = ScenarioTest(
+        problem.oracle, problem.test_scenarios, problem.task.safety, first, problem.out_of_time
+    )
+    trial = FleetTrial(counts, test.decide(counts), scenario_problem, test)
+    likely = with_most_headroom(scenario_problem, paper.level0.options, counts)
+    if likely != counts:
+        trial = first_passing(trial, [likely]) or trial
+    return with_fewest_workers(trial)
 
 
 def _near_feasible(trial: FleetTrial, paper: FleetSearch) -> list[Counts]:
