@@ -106,8 +106,8 @@ def day(
 ) -> None:
     """Run a day of traffic on a fleet that stands all day, under controllers, and at the optimum.
 
-    Says what each costs, which windows of the SLO it misses, and its regret above the optimum. Exit code 3:
-    no fleet keeps the SLO. With `llms` in slo.yaml all of them share one stock, and costs are added up.
+    Says what each costs, which windows of the SLO it misses, and what is above the optimum. Exit code 3: no
+    fleet keeps the SLO. With `llms` in slo.yaml all of them share one stock, and costs are added up.
     """
     from planner.api.inputs import fleet_file_warnings, plan_file, read_fleet
     from planner.day import day_page

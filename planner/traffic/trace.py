@@ -359,5 +359,5 @@ def several_llms(llm: IntArray, llms: tuple[str, ...]) -> str:
     """The note on a trace of several LLMs, with the shares of the largest; `of_llm` removes it."""
     requests_of_llm = np.bincount(llm, minlength=len(llms)).tolist()
     largest = Counter(dict(zip(llms, requests_of_llm, strict=True))).most_common(MOST_NAMED_LLMS)
-    shares = (f"{show_value(name)} {requests / len(llm):.1%}" for name, requests in largest)
+    shares = (f"{show_value(name)} {100 * requests / len(llm):.1f} %" for name, requests in largest)
     return f"requests to {len(llms)} LLMs taken as one: {', '.join(shares)}"

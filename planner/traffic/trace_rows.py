@@ -400,8 +400,8 @@ class TraceRows:
         dropped = sum(rows for reason, rows in left_out.items() if reason != BLANK)
         share = dropped / (kept_requests + dropped)
         message = (
-            f"{dropped} of {kept_requests + dropped} requests ({share:.1%}) cannot be served as they stand: "
-            f"{reasons}"
+            f"{dropped} of {kept_requests + dropped} requests ({100 * share:.1f} %) cannot be served as they "
+            f"stand: {reasons}"
         )
         if share > MOST_DROPPED_FRAC and not self.drop_invalid:
             raise TraceError(
@@ -617,7 +617,7 @@ class TraceRows:
             backward_steps = int((np.diff(ticks) < 0).sum())
             raise TraceError(
                 f"{self.path}, column {self.clock}: {rows} of {len(ticks)} rows are out of order, at most "
-                f"{OUT_OF_ORDER_FRAC:.0%} may be (the clock steps back {backward_steps} times); "
+                f"{100 * OUT_OF_ORDER_FRAC:.0f} % may be (the clock steps back {backward_steps} times); "
                 f"sort the file by {self.clock}, or, where its clock starts again, give each part a file"
             )
         note = f"{rows} of {len(ticks)} rows out of order: sorted by arrival"

@@ -820,7 +820,7 @@ def test_requests_left_out_are_said_before_the_answer(run: Run, here: Path) -> N
     """6 of 60 cannot be served: on the console first, and in what programs read."""
     (here / "trace.csv").write_text(failing(10))
     (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
-    said = "trace.csv: 6 of 60 requests (10.0%) cannot be served as they stand: 6 rows with no output tokens"
+    said = "trace.csv: 6 of 60 requests (10.0 %) cannot be served as they stand: 6 rows with no output tokens"
     for line in (
         ("trace", "trace.csv"),
         ("simulate", "--fleet", "fleet.yaml", "--trace", "trace.csv"),
@@ -858,7 +858,7 @@ def test_a_trace_of_which_much_is_left_out_is_refused(
     (here / "fleet.yaml").write_text("llm: llama-3.1-8b\nworkers: [{gpu: h100-80g}]\n")
     outcome = run(*line)
     assert outcome.code == 1 and outcome.out == ""
-    assert "30 of 60 requests (50.0%) cannot be served" in outcome.err and "--drop-invalid" in outcome.err
+    assert "30 of 60 requests (50.0 %) cannot be served" in outcome.err and "--drop-invalid" in outcome.err
     assert not (here / "out").exists()
     said: list[str] = []
 

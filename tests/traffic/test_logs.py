@@ -207,7 +207,7 @@ def test_the_share_of_failures_is_of_requests_however_many_rows_each_has(read: R
     text = "request_id,created_at,prompt_tokens,completion_tokens,status\n" + "".join(
         f"{name},{date(k)},5,4,{status}\n" for k, (name, status) in enumerate(rows)
     )
-    with pytest.raises(InputError, match=r"1 of 4 requests \(25.0%\) .*: 1 failed requests"):
+    with pytest.raises(InputError, match=r"1 of 4 requests \(25.0 %\) .*: 1 failed requests"):
         read(text)
     trace = read(text, drop=True)
     assert len(trace) == 3 and trace.dropped == {FAILED: 1, HALVES: 5}
@@ -232,7 +232,7 @@ def test_a_request_without_a_time_is_left_out(read: Read) -> None:
     rows[3] = '{"created_at": null, "prompt_tokens": 5, "completion_tokens": 4}'
     trace = read("\n".join(rows), "log.jsonl")
     assert len(trace) == 7 and trace.dropped == {NO_TIME: 1}
-    assert "1 of 8 requests (12.5%) are left out" in trace.warnings[0]
+    assert "1 of 8 requests (12.5 %) are left out" in trace.warnings[0]
 
 
 def test_the_id_of_an_answer_tells_rows_that_are_there_twice(read: Read) -> None:
@@ -247,13 +247,13 @@ def test_an_answer_that_never_came_is_no_request(read: Read) -> None:
     rows = "".join(f"{date(k)},5,{'' if k == 3 else 4}\n" for k in range(6))
     trace = read("created_at,prompt_tokens,completion_tokens\n" + rows)
     assert trace.dropped == {NO_OUTPUT: 1}
-    assert "1 of 6 requests (16.7%) are left out" in trace.warnings[0]
+    assert "1 of 6 requests (16.7 %) are left out" in trace.warnings[0]
 
 
 def test_more_failures_than_a_fifth_are_refused_unless_asked(read: Read) -> None:
     rows = "".join(f"{date(k)},5,4,{500 if k % 2 else 200}\n" for k in range(6))
     text = "created_at,prompt_tokens,completion_tokens,status\n" + rows
-    with pytest.raises(InputError, match=r"3 of 6 requests \(50.0%\) .*--drop-invalid"):
+    with pytest.raises(InputError, match=r"3 of 6 requests \(50.0 %\) .*--drop-invalid"):
         read(text)
     assert len(read(text, drop=True)) == 3
 

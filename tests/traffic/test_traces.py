@@ -111,7 +111,7 @@ def test_burstgpt_is_read_by_column_name_and_drops_failures(read: Read) -> None:
     )
     assert columns(trace) == [[0.0, 7.25, 10.0], [472, 1087, 10], [18, 230, 23]]
     assert trace.dropped == {NO_INPUT: 1, NO_OUTPUT: 2}
-    assert trace.notes == ("requests to 2 LLMs taken as one: 'ChatGPT' 66.7%, 'GPT-4' 33.3%",)
+    assert trace.notes == ("requests to 2 LLMs taken as one: 'ChatGPT' 66.7 %, 'GPT-4' 33.3 %",)
 
 
 def test_our_own_requests_csv_is_replayed_to_the_last_bit(read: Read) -> None:
@@ -417,12 +417,12 @@ def test_rows_left_out_are_said_and_then_refused(read: Read, name: str) -> None:
     assert read(some(1), name).warnings == ()
     (warning,) = read(some(2), name).warnings
     assert warning == (
-        f"{name}: 2 of 100 requests (2.0%) cannot be served as they stand: 2 rows with {NO_OUTPUT}; they are "
-        "left out, what follows is of the other 98 alone"
+        f"{name}: 2 of 100 requests (2.0 %) cannot be served as they stand: 2 rows with {NO_OUTPUT}; they "
+        "are left out, what follows is of the other 98 alone"
     )
     assert len(read(some(20), name)) == 80
     with pytest.raises(
-        TraceError, match=r"21 of 100 requests \(21.0%\) cannot .* go on without them with --drop"
+        TraceError, match=r"21 of 100 requests \(21.0 %\) cannot .* go on without them with --drop"
     ):
         read(some(21), name)
     assert read(some(21), name, drop_invalid=True).dropped == {NO_OUTPUT: 21}

@@ -312,7 +312,7 @@ class Gatherer:
         failed_count = sum(failed.values())
         share = failed_count / (request_count + failed_count)
         failed_reasons = _rows_text(failed)
-        failed_text = f"{failed_count} of {request_count + failed_count} requests ({share:.1%})"
+        failed_text = f"{failed_count} of {request_count + failed_count} requests ({100 * share:.1f} %)"
         if share > trace_rows.MOST_DROPPED_FRAC and not self.drop_invalid:
             raise TraceError(
                 f"{name}: {failed_text} cannot be served as they stand: {failed_reasons}. Mend the file, or "
