@@ -11,6 +11,7 @@ from plans import CATALOG
 from questions import question, traffic
 
 from planner.documents.fleet_file import read_fleet
+from planner.errors import InputError
 from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.output import render
 from planner.reports.report import simulate_command
@@ -46,6 +47,13 @@ def test_a_plan_with_adapters_is_certified_and_replayed(tmp_path: Path) -> None:
     assert f"# Check it:  {command} --slo" in files["plan.yaml"] and command in files["report.html"]
     other_seed = replace(found, certificate=replace(found.certificate, seed=3))
     assert simulate_command(other_seed) == f"{command} --seed 3"
+
+
+def test_a_choice_of_policies_that_is_not_simulated_is_refused_before_the_search() -> None:
+    """A search checks no query: orca wrote beyond its arrays ("malloc(): invalid next size")."""
+    asked = question(lora=LORA, policies={"batching": ["vllm-v1", "orca"]})
+    with pytest.raises(InputError, match="lora: needs batching vllm-v1, found 'orca'"):
+        plan(asked, traffic(requests=20), CATALOG)
 
 
 @pytest.mark.slow

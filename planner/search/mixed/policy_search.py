@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from planner.documents.policy_choices import name_policies
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
 from planner.search.level0.level0_search import likely_fleet
 from planner.search.level0.one_pool import Search
@@ -39,6 +39,7 @@ from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.plan_problem import Problem, with_policies
+from planner.simulator.policy_checks import check_policies
 from planner.traffic.trace import Trace
 
 # If no fleet within the limits holds, at most this many of the largest ones are raced. Set by hand.
@@ -79,6 +80,23 @@ def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
     return is_known or replace(oracle, trace=draw, draws=()).holds(best)
 
 
+def _check_simulated(problem: Problem) -> None:
+    """Raise InputError for policies that are simulated neither with mixed workers nor with pairs. The queries
+    of a search are not checked one by one, and the kernel's arrays are not made for such policies.
+    """
+    oracle, errors = replace(problem.oracle, pinning=None), list[InputError]()
+    first_of = {option.role: option for option in reversed(problem.options())}
+    for roles in (("mixed",), ("prefill", "decode")):
+        options = [first_of[role] for role in roles if role in first_of]
+        if len(options) == len(roles):
+            try:
+                return check_policies(oracle.fleet(tuple((option, 1) for option in options)))
+            except InputError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
+
+
 def _search_each_choice(
     problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
 ) -> list[PolicySearch]:
@@ -91,6 +109,8 @@ def _search_each_choice(
     choices = problem.task.policy_choices()
     if _needs_caches(problem):
         choices = tuple(policies for policies in choices if policies.prefix_cache)
+    for policies in choices:
+        _check_simulated(with_policies(problem, policies))
     for policies in choices:
         policy_problem = with_policies(problem, policies)
         best_counts = best_of(searches).result.best if searches else None
