@@ -183,7 +183,7 @@ def test_requests_to_several_llms_are_not_one_in_silence() -> None:
         make_trace([0.0, 1.0, 2.0], [9, 9, 9], [3, 3, 3]), llm=np.array([0, 0, 1]), llms=("small", "large")
     )
     (said,) = llm_warnings(parse_task(QUESTION, CATALOG).slo, trace)
-    assert "requests to 2 LLMs taken as one: 'small' 66.7%, 'large' 33.3%" in said
+    assert "requests to 2 LLMs taken as one: 'small' 66.7 %, 'large' 33.3 %" in said
     assert "give each an entry under llms: in slo.yaml, with its name as model, such as model: small" in said
     each = {name: {"match": {"model": name}, "ttft": {"p90": "2 s"}} for name in trace.llms}
     assert not [*llm_warnings(parse_task(QUESTION | {"slo": {"classes": each}}, CATALOG).slo, trace)]
