@@ -15,6 +15,7 @@ from planner.documents.several_llms_question import SeveralLlmsQuestion
 from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.fleet import Fleet, Policies
 from planner.policies import (
+    BY_FIELD,
     ONE_KIND,
     ONE_POOL,
     ONLY_PAIRS,
@@ -23,6 +24,7 @@ from planner.policies import (
     ROUTING,
     Deployed,
     find_deployed_routing,
+    is_deployed,
 )
 from planner.search.evidence.findings import limit_fact, outcome_of
 from planner.search.evidence.plan import Plan
@@ -41,9 +43,9 @@ def simulate_routers(
     passed its test.
 
     With `target` only that target is simulated, and a warning says if it cannot run the plan. Simulations
-    that would begin after `deadline`, on the search's clock, are left out, and a warning says so. Unless
-    requests `bring_priority`, targets serve them in the order of arrival, also where `plan serve` would order
-    them otherwise.
+    that would begin after `deadline`, on the search's clock, are left out, and a warning says so. Policies
+    that a target lacks are replaced by the usual ones. Unless requests `bring_priority`, targets serve them
+    in the order of arrival, also where `plan serve` would order them otherwise.
     """
     refused = manifests.find_refused_targets(plan.fleet, plan.max_model_len)
     warnings: list[facts.Warned] = []
@@ -63,8 +65,7 @@ def simulate_routers(
     for name in names:
         # `routed` has the target's router, the policies in its place, and what differs between the two.
         routed = find_deployed_routing(plan.fleet.policies, name, is_pair=plan.fleet.is_disaggregated)
-        if not bring_priority:
-            routed = without_priority(routed)
+        routed = _without_lacking(routed, name, bring_priority=bring_priority)
         key = _effective_policies(plan.fleet, routed.policies)
         if key not in verdicts:
             verdicts[key] = _judge_policies(plan, routed.policies, deadline)
@@ -85,18 +86,26 @@ def simulate_routers(
     )
 
 
-def without_priority(routed: Deployed) -> Deployed:
-    """The routing `routed` for requests that bring no priority.
-
-    If the queue orders prompts by priority, it is replaced by the usual one, because vLLM then serves
-    requests as they arrive; and `differs` says so.
+def _without_lacking(routed: Deployed, target: str, *, bring_priority: bool) -> Deployed:
+    """The routing `routed` with the usual policies in place of those that the engines and routers of `target`
+    lack; `differs` says so. Unless requests `bring_priority`, vLLM serves them as they arrive.
     """
-    if not QUEUE[routed.policies.queue].has_rank:
-        return routed
-    usual = Policies()
-    policies = replace(routed.policies, queue=usual.queue, due=usual.due, queue_window_s=usual.queue_window_s)
-    differs = f"prompts go {usual.queue}, as no request brings a priority for {routed.policies.queue}"
-    return replace(routed, policies=policies, differs=(*routed.differs, differs))
+    usual, policies, differs = Policies(), routed.policies, list(routed.differs)
+    queue = QUEUE[policies.queue]
+    lacks_queue = not is_deployed(queue, target)
+    if lacks_queue or (queue.has_rank and not bring_priority):
+        why = f"nothing there gives the order {queue.name}"
+        why = why if lacks_queue else f"no request brings a priority for {queue.name}"
+        differs.append(f"prompts go {usual.queue}, as {why}")
+        policies = replace(
+            policies, queue=usual.queue, due=usual.due, queue_window_s=usual.queue_window_s, queue_batch=0
+        )
+    for axis in ("batching", "admission", "pools"):
+        planned, default = getattr(policies, axis), getattr(usual, axis)
+        if not is_deployed(BY_FIELD[axis][planned], target):
+            differs.append(f"{axis} is {default}, as {planned} is of simulations alone")
+            policies = replace(policies, **{axis: default}, reserve_tokens=usual.reserve_tokens)
+    return replace(routed, policies=policies, differs=tuple(differs))
 
 
 def simulate_routers_of_each(shared_plan: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:

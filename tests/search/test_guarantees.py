@@ -80,6 +80,10 @@ def test_a_share_for_tenants_tries_the_queue_of_plan_serve_that_keeps_it() -> No
     found = fleetplan.plan(a_question(slo, policies={}), trace)
     assert isinstance(found, PlanResult)
     assert found.plan.fleet.policies.queue in ("dlpm-turns", "dlpm-held") and found.plan.fleet.gpus == 1
+    # No router of a target gives this order: they were simulated with it, and said to keep the share.
+    routers = found.plan.certificate.routers
+    assert routers and not any(row.keeps for row in routers)
+    assert all(any("nothing there gives the order dlpm" in text for text in row.differs) for row in routers)
     fcfs = fleetplan.plan(a_question(slo, policies={"queue": "fcfs"}), trace)
     assert isinstance(fcfs, PlanResult) and fcfs.plan.fleet.gpus == 2
     target = fleetplan.plan(a_question(slo, policies={}, deploy={"target": "kubernetes"}), trace)

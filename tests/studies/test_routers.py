@@ -384,6 +384,14 @@ def test_targets_whose_requests_bring_no_priority_serve_them_as_they_arrive() ->
     assert all("no request brings a priority for edf" in " ".join(each.differs) for each in rows)
 
 
+def test_a_batching_that_vllm_lacks_is_simulated_as_vllm_does() -> None:
+    """A plan with `batching: sarathi` was said to be "for any of 10 deployment targets", simulated with it."""
+    fleet = mixed(count=1)
+    fleet = replace(fleet, policies=replace(fleet.policies, batching="sarathi"))
+    rows = simulate_routers(a_plan(fleet)).certificate.routers
+    assert rows and all("batching is vllm-v1, as sarathi" in " ".join(row.differs) for row in rows)
+
+
 @pytest.mark.long
 def test_a_target_of_one_pool_gets_mixed_workers_of_one_type() -> None:
     """SkyServe replicates one kind of worker; elsewhere the same question has a decode pool and two types."""
