@@ -385,7 +385,7 @@ def test_targets_whose_requests_bring_no_priority_serve_them_as_they_arrive() ->
 
 
 def test_a_batching_that_vllm_lacks_is_simulated_as_vllm_does() -> None:
-    """A plan with `batching: sarathi` was said to be "for any of 10 deployment targets", simulated with it."""
+    """A plan with `batching: sarathi` was said to be "for any of 10 deployment targets"."""
     fleet = mixed(count=1)
     fleet = replace(fleet, policies=replace(fleet.policies, batching="sarathi"))
     rows = simulate_routers(a_plan(fleet)).certificate.routers
