@@ -1041,7 +1041,6 @@ def test_a_place_that_lets_nothing_in_is_refused_beforehand(run: Run, here: Path
 
 ONE_FILE = {
     "simulate": ("--fleet", "nowhere", "--trace", "nowhere"),
-    "replan": ("--current", "nowhere", "--slo", "nowhere", "--trace", "nowhere"),
     "search": ("vidur", "--slo", "nowhere", "--trace", "nowhere"),
     "import": ("auto", "nowhere"),
     "fit": ("nowhere",),
@@ -1080,6 +1079,18 @@ def test_a_file_where_a_folder_is_written_is_refused_before_all_else(
 ) -> None:
     before = snapshot(here)
     outcome = run(command, *ONE_FOLDER[command], "-o", out)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert re.fullmatch("plan: .*(folder|directory).*", outcome.complaint)
+    assert snapshot(here) == before
+
+
+@pytest.mark.parametrize("out", ["trace.csv", "trace.csv/x", "own.yaml", "own.json"])
+def test_a_new_plan_goes_to_a_folder_or_to_a_file_by_its_name(run: Run, here: Path, out: str) -> None:
+    """`plan replan -o` takes both: a file stands where a folder is asked for, and folders where a file is."""
+    (here / "own.yaml").mkdir()
+    (here / "own.json").mkdir()
+    before = snapshot(here)
+    outcome = run("replan", "--current", "nowhere", "--slo", "nowhere", "--trace", "nowhere", "-o", out)
     assert (outcome.code, outcome.out) == (1, "")
     assert re.fullmatch("plan: .*(folder|directory).*", outcome.complaint)
     assert snapshot(here) == before
