@@ -17,7 +17,8 @@ from planner.fleet import Policies, Role, WorkerType
 
 # Compiled code identifies policies by these numbers.
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
-# Queues up to EDF are heaps with a fixed key per request; queues from LPM on look at caches or tenants.
+# Queues up to DLPM_HELD are heaps in engines, with a fixed key per request. For the queues from LPM on
+# engines look at caches or tenants; for DLPM_HELD the router does.
 FCFS, SJF, LJF, SRPT, EDF, DLPM_HELD, LPM, VTC, DLPM, PREBLE, TURNS = range(11)
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)

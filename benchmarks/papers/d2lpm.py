@@ -46,27 +46,16 @@ from planner.simulator.tenant_service import tenant_service
 from planner.traffic.trace import Trace
 
 LLM, GPU, WORKERS, CLIENTS, SECONDS = "meta-llama/Llama-3.1-8B", "a100-80g", 4, 4, 120.0
+D2LPM = Policies(
+    prefix_cache=True, routing="d2lpm", queue="dlpm", quantum_tokens=2000, worker_quantum_tokens=20_000
+)
 SCHEDULERS = {
     "round robin, lpm": Policies(prefix_cache=True, routing="round-robin", queue="lpm"),
     "e2, preble": Policies(prefix_cache=True, routing="e2", queue="preble"),
     "vtc": Policies(prefix_cache=True, routing="tenant-round-robin", queue="vtc"),
-    "d2lpm": Policies(
-        prefix_cache=True, routing="d2lpm", queue="dlpm", quantum_tokens=2000, worker_quantum_tokens=20_000
-    ),
-    "d2lpm by numbers": Policies(
-        prefix_cache=True,
-        routing="d2lpm",
-        queue="dlpm-turns",
-        quantum_tokens=2000,
-        worker_quantum_tokens=20_000,
-    ),
-    "d2lpm at the router": Policies(
-        prefix_cache=True,
-        routing="d2lpm",
-        queue="dlpm-held",
-        quantum_tokens=2000,
-        worker_quantum_tokens=20_000,
-    ),
+    "d2lpm": D2LPM,
+    "d2lpm by numbers": replace(D2LPM, queue="dlpm-turns"),
+    "d2lpm at the router": replace(D2LPM, queue="dlpm-held"),
 }
 # Policies for one GPU, where there is nothing to route. "By numbers" needs a routing that looks at caches,
 # because the numbers of prompts depend on what the router has sent.

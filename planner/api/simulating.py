@@ -245,16 +245,15 @@ class GoodputResult(Result):
         # While the first requests come and the last ones leave, a fleet has less to do than in steady state.
         # In a short trace that is a large part of the time.
         short = f"the trace is only {self.fleet_goodput.residences:.1f} mean residences long; it flatters"
-        above = (
-            f"{show_digits(self.fleet_goodput.kept_above_rps, 4)} requests/s are kept all the same: which "
-            "requests are judged decides here, more than the rate; a longer trace tells more"
-        )
-        lines = {
-            short: self.fleet_goodput.is_short,
-            above: self.fleet_goodput.kept_above_rps > 0,
-            (spot := words.spot_caveat(self.fleet)): bool(spot),
-        }
-        return [line for line, is_said in lines.items() if is_said]
+        lines = [short] if self.fleet_goodput.is_short else []
+        if self.fleet_goodput.kept_above_rps > 0:
+            lines.append(
+                f"{show_digits(self.fleet_goodput.kept_above_rps, 4)} requests/s are kept all the same: "
+                "which requests are judged decides here, more than the rate; a longer trace tells more"
+            )
+        if spot := words.spot_caveat(self.fleet):
+            lines.append(spot)
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan goodput --json` prints."""

@@ -412,8 +412,8 @@ def send_held(state, time_s, cause):
 
 @where_has("caches", lambda state, time_s, cause: None)
 def send_held_prompts(state, time_s, cause):
-    """Send the prompts that the queue dlpm-held lets go now. A step that starts at this moment comes first:
-    the router sends no prompt before it has seen what that step was formed after.
+    """Send the prompts that the queue dlpm-held lets go now. A step that starts at this moment comes first,
+    as before the requests of `send_held`.
     """
     if state.counters[HELD_PROMPTS] == 0 or _starts_next(state, time_s):
         return
