@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -35,8 +36,8 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 from assumptions import instant
 
 from planner.documents.catalog import Catalog, read_catalog
-from planner.documents.fleet_file import read_fleet
-from planner.documents.task import PlanQuestion, parse_task, read_task
+from planner.documents.fleet_file import parse_fleet, read_fleet
+from planner.documents.task import PlanQuestion, parse_task
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError, PlannerError
 from planner.files.checked_files import read_yaml
@@ -105,7 +106,9 @@ def main() -> None:
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[Row]:
-    """The list's own questions. The prices are those of fleets that hold, from the list."""
+    """The list's own questions. The prices are those of fleets that hold, from the list: single GPUs, on
+    paper, with engines whose host takes no time, as plans were when it was written.
+    """
     directory, catalog = arguments.directory, read_catalog()
     code, conv = (arguments.traces / f"AzureLLMInferenceTrace_{name}.csv" for name in ("code", "conv"))
     for slo, trace, most in (
@@ -117,9 +120,9 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
         ("warmup", None, math.inf),
         ("mixed", conv, 55.90),
     ):
-        task = read_task(directory / f"{slo}.slo.yaml", catalog)
+        task = _listed_task(directory / f"{slo}.slo.yaml", catalog)
         yield _planned(slo, task, trace or directory / f"{slo}.csv", catalog, most)
-    few = replace(read_task(directory / "code20.slo.yaml", catalog), stock={"h100-80g": 64})
+    few = replace(_listed_task(directory / "code20.slo.yaml", catalog), stock={"h100-80g": 64})
     yield _planned("code20 with 64 H100", few, code, catalog, 22 * 2.99)
     yield _bound_of_pace(directory, catalog)
     yield _robust(
@@ -132,6 +135,15 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
         yield _read(directory / name, wanted)
     yield _fleet_refused(directory / "neg.yaml", catalog)
     yield _drops_said(directory / "drop.csv")
+
+
+def _listed_task(path: Path, catalog: Catalog) -> PlanQuestion:
+    """A question under the conditions of the list's prices."""
+    document: dict[str, Any] = dict(read_yaml(path))
+    fleet = document["fleet"]
+    sold_singly = {"sold_as": dict.fromkeys(fleet["gpus"], "gpu")}
+    as_listed = {"engine": "none", "safety": "none", "fleet": fleet | sold_singly}
+    return parse_task(document | as_listed, catalog, where=str(path))
 
 
 def _planned(name: str, task: PlanQuestion, trace: Path, catalog: Catalog, most: float) -> Row:
@@ -162,8 +174,9 @@ def _at_most(usd_per_h: float) -> str:
 def _bound_of_pace(directory: Path, catalog: Catalog) -> Row:
     """Checks that the lower bound of the question `pace` is not above a fleet that holds."""
     start_s = time.perf_counter()
-    task, trace = read_task(directory / "pace.slo.yaml", catalog), read_trace(directory / "pace.csv")
-    fleet = read_fleet(directory / "pace.fleet.yaml", catalog)
+    task, trace = _listed_task(directory / "pace.slo.yaml", catalog), read_trace(directory / "pace.csv")
+    path = directory / "pace.fleet.yaml"
+    fleet = parse_fleet(read_yaml(path) | {"engine": "none"}, path, catalog)
     problem = build_problem(task, trace, catalog)
     holds = judge_slo(
         simulate(fleet, problem.trace, limits=task.slo.limits), task.slo, with_percentiles=False
@@ -172,8 +185,8 @@ def _bound_of_pace(directory: Path, catalog: Catalog) -> Row:
     return Row(
         "pace: the bound",
         f"{bound:.2f}",
-        f"{bill_fleet(fleet).usd_per_h:.2f} {'holds' if holds else 'FAILS'}",
-        holds and bound <= bill_fleet(fleet).usd_per_h * (1 + CLOSE),
+        f"{fleet.price_usd_per_h:.2f} {'holds' if holds else 'FAILS'}",
+        holds and bound <= fleet.price_usd_per_h * (1 + CLOSE),
         _since(start_s),
     )
 
