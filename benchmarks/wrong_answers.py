@@ -49,7 +49,6 @@ from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_counts import Counts, objective_of
 from planner.search.oracle.fleet_oracle import VerdictCache
 from planner.search.oracle.traffic_request import TrafficRequest, requested_traffic
-from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Conditions, Problem
