@@ -160,18 +160,16 @@ def start_step(state, l, time_s):
     preemptions_before = preemptions = worker.preemptions
     is_idle = _form_step(state, l, time_s, preemptions_before)
     while is_idle and is_vllm and (has_step_in_flight(worker) or worker.preemptions > preemptions):
-        # vLLM had tried to form this step while the one before ran, and found nothing to do. It tries again
-        # now, when it knows of all requests that have come and of all blocks that were given back meanwhile.
-        # It also tries again after a preemption, because the preempted request may fit into the next attempt.
+        # vLLM tried to form this step while the one before ran, and found nothing to do. It tries again now
+        # that it knows of all requests that have come and of all blocks that were given back. It also tries
+        # again after a preemption: the preempted request may fit into the next attempt.
         worker.formed_s = NEVER
         worker.late_blocks, worker.late_seats = ZERO, ZERO
         release_late(state, w)
         free_leaving_requests(state, w)
         preemptions = worker.preemptions
         is_idle = _form_step(state, l, time_s, preemptions_before)
-    free_leaving_requests(
-        state, w
-    )  # Only now, as the step was formed without the seats of requests that have ended.
+    free_leaving_requests(state, w)  # After the step is formed, which could not have these seats yet.
 
 
 @kernel_jit
@@ -204,7 +202,7 @@ def _form_step(state, l, time_s, preemptions):
         if worker.running == 0:
             worker.idle_since_s = time_s
         return True
-    # Equal steps are simulated as one run unless the next one may have other requests: after a preemption; if
+    # Like steps are simulated as one run, unless the next one may have other requests: after a preemption; if
     # TetriInfer's admission (RESERVE_DYNAMIC) may find room after any step; if the engine will know of more
     # requests, seats or blocks at the next step.
     goes_on = not has_preempted and worker.preemptions == preemptions
@@ -359,8 +357,8 @@ def admit_request(state, w, r, time_s):
 def _take_from_queue(state, w, r, time_s):
     """Take request r out of the queue of worker w; it uses what the worker has cached of its prompt."""
     worker, request = state.workers[w], state.requests[r]
-    # The keys of scheduling batch b are b * LONGEST and more (`slots.enqueue_request`). Preempted requests
-    # are in no batch: their keys are below 0.
+    # The keys of scheduling batch b are b * LONGEST and more (`enqueue_request`). Preempted requests are in
+    # no batch: their keys are below 0.
     if state.types[worker.type].queue_batch > 0 and request.key >= 0.0:
         worker.served_batch = int(request.key // LONGEST)
     leave_queue(state, w, r)
@@ -430,7 +428,8 @@ def _form_vllm_step(state, l, time_s):
         _rest_decodes(state, l, longest)
     has_preempted = False
     coming = blocks_of_steps(lane, ONE)
-    # If no prompt is computed in part, only the decodes take blocks, and the second test is quick.
+    # Whether blocks are short takes long to count. It is counted only if prompts are computed in part, or if
+    # the decodes alone need too many.
     if worker.head[PARTIAL] != NONE or worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks:
         if kind.by_priority > 0 and _is_short(state, l, longest):
             schedule_by_priority(state, l, longest, time_s)
@@ -482,7 +481,7 @@ def _add_chunks(state, l, time_s, longest, may_admit):
         if n == 0 or _take_chunk(state, l, r, n, step_blocks, time_s):
             # Sarathi cuts a prompt only where the token budget ends, so no token is left for waiting prompts.
             may_admit = may_admit and kind.batching != SARATHI
-            if n == 0 or kind.batching == VLLM_V1:  # For Sarathi kernel._end_chunk puts it back.
+            if n == 0 or kind.batching == VLLM_V1:  # With Sarathi `kernel._end_chunk` puts it back.
                 append_to_list(state.requests, worker, PARTIAL, r)
     if not may_admit:
         return
@@ -758,7 +757,7 @@ def _make_room(state, l, longest, time_s):
 def _preempt_latest(state, l):
     """Preempt the request admitted last; False if none runs."""
     w = state.lanes[l].worker
-    latest, slot, list_number = NONE, NONE, NONE
+    latest, slot, list_number = NONE, NONE, NONE  # Without a list number the latest is a decode in a slot.
     if state.lanes[l].decodes > 0:
         slot = latest_slot(state, l)
         latest = state.slots[l, slot].request
@@ -827,9 +826,9 @@ def _secure_tokens(state, l):
     It happens if outputs are longer than predicted. True if any was preempted.
     """
     lane = state.lanes[l]
-    capacity = state.types[state.workers[lane.worker].type].kv_blocks * BLOCK
+    capacity_tokens = state.types[state.workers[lane.worker].type].kv_blocks * BLOCK
     is_preempted = False
-    while lane.decodes > 1 and lane.kv_sum > capacity:
+    while lane.decodes > 1 and lane.kv_sum > capacity_tokens:
         preempt_decode(state, l, latest_slot(state, l), False)
         is_preempted = True
     return is_preempted
@@ -945,9 +944,8 @@ def _peak_tokens(state, l, r):
 def run_length(state, l, time_s, goes_on):
     """How many steps may be simulated at once as one run: the one that was formed, and others like it.
 
-    A run lasts until a decode ends or blocks run out. It is one step where a request may join after a step
-    (`goes_on` is False), and where not all decodes had their last token now: then the first gap differs from
-    the others.
+    A run lasts until a decode ends or blocks run out. It is one step where a request may join after any step
+    (`goes_on` is False), and where not all decodes had their last token now, so that their first gaps differ.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -960,6 +958,7 @@ def run_length(state, l, time_s, goes_on):
     if kind.batching == VLLM_V1:
         steps = min(steps, steps_with_blocks(lane, free))
     elif kind.batching == LIGHTLLM:
+        # `kv_sum` grows by a token per decode and step; the first step fits (`_secure_tokens`).
         steps = min(steps, (kind.kv_blocks * BLOCK - int(lane.kv_sum)) // lane.decodes + 1)
         if worker.waiting > 0:
             steps = min(steps, kind.patience_steps - worker.steps_since_prompts)
@@ -983,7 +982,7 @@ def step_time_factor(state, w):
 
 @kernel_jit
 def _launch_step_alone(state, l, time_s, goes_on):
-    """Start the step formed on lane l. With `goes_on`, equal steps after it are simulated in its run."""
+    """Start the step formed on lane l. With `goes_on`, like steps after it are simulated in its run."""
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]

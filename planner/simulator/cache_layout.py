@@ -3,9 +3,9 @@ them.
 
 A node (of the prefix tree, not a machine) stands for a block of TREE_NODE_TOKENS tokens and all blocks before
 it: two prompts share the node if they agree up to the block's end. The block is as large as TREE_NODE_BLOCKS
-KV blocks. Every copy of a node on a worker is an entry. The entries of all workers are in one array, with one
-hash index to the first copy of each node on each worker. When a request leaves, its blocks that belong to no
-node, above all those of its output, become one entry too.
+KV blocks. Every copy of a node on a worker is an entry. The entries of all workers are in one array, and a
+hash index leads to the first copy of each node on each worker. When a request leaves, its blocks that belong
+to no node, above all those of its output, become one entry too.
 
 Routing e2 (of the paper on Preble) counts for each worker how many of the recent requests share a node. These
 are the requests that were routed in the last WINDOW_S seconds, called e2's window. An entry remains in the
@@ -97,11 +97,10 @@ CACHE = np.dtype(
         ("known_tree_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.
         ("last_waiting", "i8"),  # The last of the prompts that wait at the worker, NONE without any.
         ("served_tenant", "i8"),  # The tenant of the prompt admitted last, NONE before.
-        # Queue dlpm-turns: the latest turn from which a prompt was admitted. Queue dlpm-held: how many
-        # prompts the router has sent.
-        ("turn", "f8"),
-        # Queue dlpm-held: the prompts that were sent to the worker and whose first token is not out, and the
-        # tokens of these that the router took not to be cached when it sent them.
+        ("turn", "f8"),  # Queue dlpm-turns: the latest turn from which a prompt was admitted.
+        # Queue dlpm-held: how many prompts were sent to the worker so far; those of them whose first token is
+        # not out; and the tokens of these that the router took not to be cached when it sent them.
+        ("ever_sent", "f8"),
         ("sent_prompts", "i8"),
         ("sent_tokens", "i8"),
         # The worker's requests in e2's window:
@@ -129,9 +128,14 @@ PREFIX = np.dtype(
         ("load_s", "f8"),
     ]
 )
-# A tenant on one worker: its waiting prompts; vtc's counter; dlpm's credit; dlpm-turns' count of what was
-# sent to the worker (queue_orders.py).
-TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8"), ("sent", "f8")])
+TENANT = np.dtype(  # A tenant on one worker. queue_orders.py says what service, credit and turns are.
+    [
+        ("waiting", "i8"),  # Its prompts that wait.
+        ("served", "f8"),  # Queue vtc: the service that counts as given to it, divided by its weight.
+        ("credit", "f8"),  # Queues dlpm and dlpm-held: the service that it may still be given.
+        ("sent", "f8"),  # Queue dlpm-turns: the service of what was sent, and of turns begun without it.
+    ]
+)
 # A notice tells the router at `time_s` that a worker has evicted a node.
 NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
 

@@ -1,7 +1,7 @@
 """Prefix caches as vLLM keeps them: which nodes a worker has, which requests use them, which are evicted
 first.
 
-A node (of the prefix tree, not a machine) is some KV blocks of a prompt, after all blocks before them
+A node (of the prefix tree, not a machine) stands for a few KV blocks of a prompt and all blocks before them
 (cache_layout.py). An entry is a copy of a node on one worker. An entry whose copy was evicted (`is_cached` 0)
 stays while e2's window counts requests by it (`window_uses`).
 
@@ -115,12 +115,12 @@ def add_entry(state, w, node):
     caches = state.caches
     while caches.numbers[FREE] == NONE:
         forget_routed(state)
-    first = find_entry(state, w, node)
+    copy = find_entry(state, w, node)
     e = _take_free_entry(state, w, node, caches.numbers[TREE_NODE_BLOCKS])
-    if first != NONE:
-        while caches.entries[first].twin != NONE:
-            first = np.int64(caches.entries[first].twin)
-        caches.entries[first].twin = e
+    if copy != NONE:
+        while caches.entries[copy].twin != NONE:
+            copy = np.int64(caches.entries[copy].twin)
+        caches.entries[copy].twin = e
         return e
     slot = _first_slot(state, w, node)
     while caches.tree_node_index[slot] != 0:
@@ -215,7 +215,7 @@ def tree_node_at(state, r, i):
 def cacheable_tree_nodes(state, r):
     """How many nodes of request r, from the first one on, it can at most take from a cache.
 
-    They end before its last token, which is always computed. A node is NODE_TOKENS tokens of a prompt.
+    They end before its last token, which is always computed.
     """
     return min(
         state.caches.prompts[r].depth,
@@ -634,16 +634,16 @@ def _free_if_copied(state, w, e):
     """Free entry e if its node has another entry on worker w, which takes its place; True if it has."""
     caches = state.caches
     entry = caches.entries[e]
-    first = find_entry(state, w, entry.node)
-    if first == e:
+    copy = find_entry(state, w, entry.node)
+    if copy == e:
         if entry.twin == NONE:
             return False
         caches.tree_node_index[_slot_of(state, e)] = entry.twin + 1
         caches.entries[entry.twin].window_uses = entry.window_uses
     else:
-        while caches.entries[first].twin != e:
-            first = np.int64(caches.entries[first].twin)
-        caches.entries[first].twin = entry.twin
+        while caches.entries[copy].twin != e:
+            copy = np.int64(caches.entries[copy].twin)
+        caches.entries[copy].twin = entry.twin
     _free_entry(state, e)
     return True
 

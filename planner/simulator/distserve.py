@@ -66,7 +66,7 @@ PREFILLS, DECODES, RUNNING = np.int64(0), np.int64(1), np.int64(2)
 
 @small_jit
 def _wake_rank(state, l, time_s):
-    """Let rank l, if it is idle (without an event), begin its next batch at this moment."""
+    """Let rank l begin its next batch now if it is idle, which it is without an event."""
     if state.heap_index[l] == NONE:
         schedule_event(state, l, time_s)
 
@@ -98,9 +98,8 @@ def _reserved_blocks(state, w, r):
     prefills.
     """
     request = state.requests[r]
-    return blocks_of(
-        request.input_tokens + (0 if state.workers[w].role == PREFILL else request.output_tokens)
-    )
+    output_tokens = ZERO if state.workers[w].role == PREFILL else request.output_tokens
+    return blocks_of(request.input_tokens + output_tokens)
 
 
 @kernel_jit
@@ -157,8 +156,8 @@ def _form_decodes(state, l):
 
 @kernel_jit
 def _start_batch(state, l, time_s):
-    """Form the next batch of rank l and schedule its end. Without requests the rank becomes idle: its event
-    is taken off the heap (at infinity).
+    """Form the next batch of rank l and schedule its end. Without requests the rank is idle: its event is
+    taken off the heap (NEVER).
     """
     rank, lane = state.ranks[l], state.lanes[l]
     worker = state.workers[lane.worker]

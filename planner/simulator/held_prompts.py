@@ -20,7 +20,7 @@ from planner.simulator.numba_compile import kernel_jit, where_has
 from planner.simulator.queue_orders import charge_tenant, count_waiting_prompt, refill_credit
 from planner.simulator.queues import append_to_list, remove_from_list
 
-SENT_PROMPTS, SENT_STEPS = 2, 2  # One of each is being computed, and one is next.
+SENT_PROMPTS, SENT_STEPS = 2, 2  # One is being computed, and one is next.
 
 
 @where_has("caches", lambda state, w, r: False)
@@ -86,8 +86,8 @@ def send_next_held(state, w):
     prompt.sent_tokens = max(missed_tokens, 1)  # A whole prompt is never cached, but 0 means "not sent".
     cache.sent_prompts += 1
     cache.sent_tokens += prompt.sent_tokens
-    cache.turn += 1.0
-    prompt.place = cache.turn
+    cache.ever_sent += 1.0
+    prompt.place = cache.ever_sent
     return best
 
 

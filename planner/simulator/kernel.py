@@ -2,11 +2,11 @@
 no object per request. `simulate_events` is its loop.
 
 Steps. A worker forms a step as its batching policy says (batching.py), and a fit gives its seconds
-(step_times.py). The first token leaves with the last prefill chunk. Between arrivals, completions and
-prefills nothing but the context changes, so a batch of decodes alone is advanced many steps at once, a run:
-with D sequences its step j, from 0 on, lasts  first + j d D  (d: seconds per KV token). The sum has a closed
-form, and only the end of the run is an event. Cost grows with requests, not with tokens, and every gap
-between tokens is still counted exactly (counting.py). With speculative decoding (planner.models.speculation)
+(step_times.py). The first token leaves with the last prefill chunk. While no request comes or ends, the steps
+of a batch of decodes differ in their context alone. They are simulated at once, as a run: with D sequences
+step j of a run, from 0 on, lasts  first + j d D  (d: seconds per KV token). The sum has a closed form, and
+only the end of the run is an event. So the work grows with requests, not with tokens, and still every gap
+between tokens is counted exactly (counting.py). With speculative decoding (planner.models.speculation)
 decodes make different numbers of tokens in a step, so each step is an event (decoding.py).
 
 Hand-offs. The decode worker reserves blocks when the first token is out, the KV blocks cross the link, the
@@ -21,7 +21,7 @@ after all arrivals of that moment, so its step has them. A request of a session 
 the last request it waits for has finished. Without think time, steps that start at that moment come first: no
 client is so quick that its next request is in them.
 
-The `cause` of what happens is the entity whose event it is part of, NONE for an arrival; it decides what an
+`cause` is the entity whose event brings something about, NONE for an arrival. From the cause follows what an
 engine knew when it formed a step at that moment (transfer.py). Letters (layout.py): w is a worker, v one that
 decodes, l a lane, where a worker forms its steps, and r a request; `kind` is the record of a worker's type
 (layout.TYPE). A lambda in where_has or where_rare is compiled in place of the function for fleets that do not
@@ -148,8 +148,8 @@ def simulate_events(fields, closed_loop, stop_early):
         entity, time_s = state.heap[0], next_time_s(state)
         starts_step = entity < link and state.lanes[entity].run_steps == 0
         r, arrival_s, is_caused = _next_arrival(state, closed_loop, cause_s)
-        comes_first = not (starts_step and is_caused)  # Of events at one moment.
-        is_arrival = arrival_s < time_s or (arrival_s == time_s < NEVER and comes_first)
+        goes_first = not (starts_step and is_caused)  # The arrival, if both are at one moment.
+        is_arrival = arrival_s < time_s or (arrival_s == time_s < NEVER and goes_first)
         if is_arrival:
             time_s = arrival_s
             _take_arrival(state, r, time_s, cause if is_caused else NONE)
@@ -209,7 +209,7 @@ def _take_arrival(state, r, time_s, cause):
         return
     if r == state.counters[FREED]:
         state.counters[FREED] = remove_root(state.requests, r)
-    else:  # The next one by arrival is found; requests that wait for others are skipped.
+    else:  # Find who arrives next at its own time: requests that wait for others do not.
         entered = r + 1
         while entered < len(state.requests) and len(state.after) > 0 and state.after[entered].parents != 0:
             entered += 1
@@ -349,9 +349,9 @@ def _enter_engine(state, r, w, time_s, cause):
     else:
         enqueue_request(state, w, r)
     # A request behind one that could not be admitted is not admitted either. So the worker is woken only for
-    # a request that is first, or may overtake. In a heap, a request that overtakes all others is
-    # `first_waiting` now. An asynchronous engine has not queued r yet, so it is woken in every order but
-    # FCFS.
+    # a request that is first, or may overtake. In a heap, a request that overtakes all others is now
+    # `first_waiting`. On an asynchronous engine r is not in the queue yet, so in every order but FCFS it may
+    # overtake.
     overtakes = kind.queue_order != FCFS if kind.is_async else not sorts_by_key(kind.queue_order)
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:

@@ -141,10 +141,8 @@ def steps_done(lane, time_s):
     """Steps of the current run of a lane that have ended before `time_s`, never the run's last one."""
     if lane.run_steps <= 1:
         return ZERO
-    # Strictly before `time_s`: the step that reaches it is not over.
-    return (
-        min(steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s), lane.run_steps) - 1
-    )
+    reached = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s)
+    return min(reached, lane.run_steps) - 1  # The step that ends at or after `time_s` is not over.
 
 
 @kernel_jit
@@ -185,9 +183,8 @@ def foreseen_blocks(state, w, r, time_s):
             done = steps_done(lane, time_s)
             for slot in range(lane.decodes):
                 request = state.requests[state.slots[l, slot].request]
-                generated = (
-                    request.output_tokens - (state.slots[l, slot].finish_step - lane.decode_step) + done
-                )
+                missing = state.slots[l, slot].finish_step - lane.decode_step - done
+                generated = request.output_tokens - missing
                 steps_ahead = min(steps_ahead, max(request.predicted_tokens - generated, ONE))
     total = worker.used_blocks + blocks_of(new_request.length_tokens + steps_ahead) + seat_blocks(state, w, r)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):

@@ -5,15 +5,14 @@ because that many batches are in flight at once. Each data-parallel rank of an e
 one lane; the ranks of an engine follow each other, and events are those of the first rank's lane (ranks.py).
 A decode sits in a slot of its lane; the part of a prompt that a batch computes is a chunk. A request that
 runs holds one of the worker's seats, of which vLLM's max_num_seqs is the number. A batch of decodes alone is
-repeated while nothing changes in it: a run of equal steps. In kernel.py and splitwise.py a lane holds the
-whole batch; in distserve.py lane l is the l-th pipeline rank.
+repeated while nothing changes in it: a run of steps. In kernel.py and splitwise.py a lane holds the whole
+batch; in distserve.py a lane is one pipeline rank.
 
 Indices: w worker (v the one that decodes, where there are two), l lane, r request, e entry of a cache, u
 tenant. In formulas s is a lane's count of decode steps, c the tokens of a request in the KV cache. Fields
-named is_... are 0 or 1. A list of requests is given by a pair of
-fields, `head` and `tail` (queues.py), a heap of requests by the request at its root. Constants that are
-passed to compiled functions are numpy integers: for a Python literal Numba would compile the function once
-more.
+named is_... are 0 or 1. A list of requests is a pair of fields, `head` and `tail` (queues.py); a heap of
+requests is given by the request at its root. Constants that are passed to compiled functions are numpy
+integers: for a Python literal Numba would compile the function once more.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from planner.domain import KV_BLOCK_TOKENS
 from planner.models.parallelism import MAX_PP
 from planner.models.speculation import MOST_DRAFTS
 
@@ -40,10 +40,10 @@ NEVER = np.inf  # In place of a time: no such event is due.
 # Above every step and every number of a request. If a compiled function called np.iinfo, loading its
 # code from disk would import scipy.linalg.
 LARGEST = np.int64(np.iinfo(np.int64).max)
-ZERO, ONE = np.int64(0), np.int64(1)  # The types of arguments must not differ (see above).
-BLOCK = 16  # Tokens of a KV block.
-# The size of a lane's stack of longest gaps (State.gaps), set by hand: counting.note_gap empties a full one
-# into the requests.
+ZERO, ONE = np.int64(0), np.int64(1)  # In place of literals, as the docstring says.
+BLOCK = KV_BLOCK_TOKENS
+# Places in a lane's stack of longest gaps (State.gaps). Set by hand: a full stack is emptied into the
+# requests (counting.note_gap).
 GAP_DEPTH = 64
 GROUP = 16  # Routers look at the workers of a pool in groups of this many (State.lowest). Set by hand.
 
@@ -62,10 +62,11 @@ LISTS = 7
 TYPE = np.dtype(
     [
         ("form", "i8"),  # The form of its step times (models/foreign_forms.py).
-        # The form's numbers, tables and widths (models/foreign_forms.py), in the most that any form has.
+        # Its numbers, tables and sizes of tables (foreign_forms.Compiled). The lengths are the most that any
+        # form has.
         ("numbers", "f8", 12),  # k in step_times.py.
         ("table_at", "i8", 4),  # Where its tables begin in State.tables.
-        ("table_width", "i8", 5),
+        ("table_width", "i8", 5),  # Compiled.widths
         # Policies, with names as codes of planner/policies.py:
         ("batching", "i8"),
         ("queue_order", "i8"),
@@ -336,7 +337,7 @@ LINK = np.dtype(
         ("slow_factor", "f8"),
         ("free_s", "f8"),  # When it has sent all that it was given.
         ("last_s", "f8"),  # When the latest transfer arrives: none arrives before one that was sent earlier.
-        ("root", "i8"),  # The heap of requests under way, by the end of their transfer.
+        ("root", "i8"),  # The root of the heap of requests under way, by the end of their transfer.
     ]
 )
 # `factor` is the new `slow_factor` of the worker (SLOW) or of the link (LINK_SLOW).
@@ -344,7 +345,7 @@ DISTURBANCE = np.dtype([("time_s", "f8"), ("kind", "i8"), ("worker", "i8"), ("fa
 # Values of DISTURBANCE.kind. At a PAUSE the kernel returns; called again, it goes on from there.
 DOWN, UP, SLOW, LINK_SLOW, DRAIN, GONE, PAUSE = range(7)
 
-RANK = np.dtype(  # More fields of a lane in distserve.py, where it is a pipeline rank with three lists.
+RANK = np.dtype(  # More fields of a lane in distserve.py: a pipeline rank. Its three lists are named there.
     [
         ("head", "i8", 3),
         ("tail", "i8", 3),
@@ -467,8 +468,9 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)
 (
     PENDING,  # Entities in the heap of events.
     SCHEDULED,  # Events so far, in engines where these happen in the order in which they were caused.
-    ENTERED,  # Requests that have arrived.
-    RELEASED,  # Requests that may arrive: all, but for a closed loop.
+    # The next request to arrive at its own time: all before it have arrived, or wait for others (AFTER).
+    ENTERED,
+    RELEASED,  # Only requests before this one may arrive: all requests, except in a closed loop.
     DONE,  # Requests that are finished or rejected.
     ADMITTED,  # Prompts that were admitted to a batch so far.
     RUNS,  # Runs that were recorded, or would have been with more room.
@@ -491,7 +493,7 @@ COUNTERS = 27
 # The indices of State.policy.
 (
     GAMMA,  # Routing best-fit: the weight of predicted output tokens (Policies.context_weight).
-    THETA,  # Routing best-fit: the share of a limit that it fills (Policies.headroom_frac).
+    THETA,  # Routing best-fit: up to this share of a limit workers are filled (Policies.headroom_frac).
     TTFT_S,  # Routing best-fit packs up to these two limits.
     TBT_S,
     FLIP_S,  # Idle seconds before a worker flips (flips.py).

@@ -335,11 +335,9 @@ def _e2_worker(state, r, time_s):
         shared = _prefix_nodes(state, r, longest_match)
         chosen = _subtree_home(state, r, longest_match)
         if chosen == NONE:
-            # If the prefix is replicated, all workers that have it are equally good: a longer match counts no
-            # more.
-            chosen = _least_load(
-                state, r, shared if _is_replicated(state, r, shared) else longest_match, time_s
-            )
+            # All workers that have a replicated prefix are equally good: a longer match counts no more.
+            least_match = shared if _is_replicated(state, r, shared) else longest_match
+            chosen = _least_load(state, r, least_match, time_s)
         if chosen == heaviest and most_s > caches.settings[BALANCE_RATIO] * fewest_s:
             chosen = lightest
         elif _waits_longer(state, r, shared, time_s):
@@ -405,9 +403,8 @@ def _subtree_home(state, r, longest_match):
     for i in range(min(longest_match, caches.prompts[r].depth - 1), 0, -1):
         home = caches.prefixes[tree_node_at(state, r, i)].home
         if home != NONE and caches.match[home] >= i:
-            return (
-                home if state.workers[home].status == IN_SERVICE and fits_worker(state, home, need) else NONE
-            )
+            can_take = state.workers[home].status == IN_SERVICE and fits_worker(state, home, need)
+            return home if can_take else NONE
     return NONE
 
 

@@ -1,8 +1,9 @@
 """Scheduling by priority, as in vLLM: which running requests are in the next step if KV blocks are short, and
 in which order requests get KV from elsewhere.
 
-Each request brings a number, its priority: the smallest goes first, and of equals the first to arrive. The
-orders of prompts that deploy so are `is_by_priority` in planner/policies.py; TYPE.by_priority marks them.
+Each request brings a number, its priority: the smallest goes first, and of equals the first to arrive.
+TYPE.by_priority marks the workers that schedule so: those with vLLM v1 and a queue that is deployed by
+priorities (`Queue.is_by_priority` in planner/policies.py).
 
 The running requests take their tokens and blocks in order of admission, as in any order. A request that
 finds too few blocks preempts the running request of largest priority, whether that one is in the step already
@@ -46,6 +47,7 @@ def schedule_by_priority(state, l, longest, time_s):
     w = lane.worker
     worker = state.workers[w]
     kind = state.types[worker.type]
+    # Decodes that were left out for want of token budget take part again: preemptions may give it back.
     while worker.head[RESTING] != NONE:
         join_lane(state, l, pop_first(state.requests, worker, RESTING))
     rows, r = ZERO, worker.head[PARTIAL]

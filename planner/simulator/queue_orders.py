@@ -1,10 +1,10 @@
 """The queue of prompts on a worker: where a prompt is put, and which one is next.
 
 For policies that depend on the prefix cache or on tenants the queue is a list of all waiting prompts, which
-is searched each time. The queue of any other policy is a heap (queues.py) by a number, the key; those with a
-heap stand before LPM in planner/policies.py (`sorts_by_key`). In fleets without `caches` the function in the
-brackets of `where_has` runs (numba_compile.py). vtc, dlpm and dlpm-turns can be used without prefix caches
-too: then no prompt is cached, and of equals the first to arrive is next.
+is searched each time. The queue of any other policy is a heap (queues.py), whose order is by a number, the
+key (`sorts_by_key`). In fleets without `caches` the function in the brackets of `where_has` runs
+(numba_compile.py). vtc, dlpm and dlpm-turns can be used without prefix caches too: then no prompt is cached,
+and of equals the first to arrive is next.
 
 lpm (SGLang): first the prompt with the longest cached prefix; of equal ones the first to arrive.
 
@@ -90,10 +90,9 @@ def enqueue_preempted(state, w, r):
     if not sorts_by_key(state.types[worker.type].queue_order):
         line_up(state, w, r, True)  # True: at the front.
         return
-    # The key is below all keys of requests that were not preempted, and below those of earlier preemptions.
-    worker.first_waiting = insert_in_heap(
-        state.requests, worker.first_waiting, r, -LONGEST * LONGEST * worker.preemptions
-    )
+    # Below the keys of all requests that were not preempted, and of all that were preempted earlier.
+    key = -LONGEST * LONGEST * worker.preemptions
+    worker.first_waiting = insert_in_heap(state.requests, worker.first_waiting, r, key)
 
 
 @kernel_jit
@@ -106,7 +105,7 @@ def priority_of(state, w, r):
         return request.arrival_s
     if kind.queue_order == EDF:
         return request.arrival_s + _due_s(state, r)
-    if kind.queue_order >= DLPM_HELD:  # Of these orders dlpm-held and dlpm-turns have such a number.
+    if kind.queue_order >= DLPM_HELD:  # dlpm-held or dlpm-turns: others from here on have no such number.
         return _place_of(state, r)
     tokens = _ranked_tokens(kind, request)
     # A prompt may be overtaken only by those that arrive within its window (TYPE.queue_window_s).
@@ -121,8 +120,7 @@ def _ranked_tokens(kind, request):
     tokens = float(request.input_tokens)
     if kind.queue_order == LJF:
         return LONGEST - tokens
-    # SRPT goes by the prompt and the predicted answer.
-    return tokens if kind.queue_order == SJF else tokens + request.predicted_tokens
+    return tokens if kind.queue_order == SJF else tokens + request.predicted_tokens  # Else srpt.
 
 
 @where_has("classes", lambda state, r: 0.0)
@@ -139,7 +137,7 @@ def _place_of(state, r):
 
 @small_jit
 def sorts_by_key(order):
-    """Whether queue policy `order` keeps its prompts in a heap (see above)."""
+    """Whether queue policy `order` keeps its prompts in a heap: the codes of planner/policies.py say so."""
     return order <= DLPM_HELD
 
 
@@ -301,10 +299,9 @@ def next_waiting(state, w):
 
 @kernel_jit
 def refill_credit(state, w):
-    """If no waiting tenant has credit, give each of them so many quanta that one has some, and no more.
+    """If no waiting tenant has credit, give each the same number of quanta: the fewest that give one credit.
 
-    The loop is left in its second round, which finds the credit. It takes more rounds only if rounding errors
-    left no tenant with credit.
+    The second round of the loop finds the credit and returns, unless rounding has left no tenant with any.
     """
     tenants, quantum = state.caches.tenants, state.caches.settings[QUANTUM_TOKENS]
     while True:

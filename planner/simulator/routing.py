@@ -1,6 +1,6 @@
 """Which worker takes a request: the pool ARRIVAL_POOL is for arrivals, the pool HAND_OFF_POOL for hand-offs.
 
-Policies by score choose the worker with the smallest `state.score`, which `slots.add_load` keeps up to date.
+Policies by score choose the worker with the smallest `state.score`, which router_loads.py keeps up to date.
 To find that worker quickly, workers are in groups of GROUP, and `state.lowest` has for each group a lower
 bound of its scores. Letters: w is a worker, r the request that is routed, l a lane (a batch of a worker,
 layout.py); `need` is how many KV blocks the request has at its end.
@@ -138,12 +138,10 @@ def _choose_by_policy(state, pool, r, time_s):
 def _choose_by_rare_policy(state, pool, r, need, time_s):
     """The worker by a policy that few fleets use, for request r, which has `need` KV blocks at its end."""
     policy = state.counters[ROUTING + pool]
-    if policy == DEFERRED:  # The router holds back only arrivals; hand-offs have their KV on a worker.
-        return (
-            _smallest_score(state, pool, need)
-            if pool == HAND_OFF_POOL
-            else _smallest_free_score(state, pool, need)
-        )
+    if policy == DEFERRED:
+        if pool == HAND_OFF_POOL:  # A hand-off has its KV on a worker, so it is not held back.
+            return _smallest_score(state, pool, need)
+        return _smallest_free_score(state, pool, need)
     if policy == SAME_PLACE:
         near = _smallest_score_at_place(state, pool, need, state.requests[r].prefill_worker)
         return _smallest_score(state, pool, need) if near == NONE else near
@@ -152,8 +150,7 @@ def _choose_by_rare_policy(state, pool, r, need, time_s):
     if policy == HEAVY_LIGHT:
         return _heavy_light(state, pool, r, need, time_s)
     if policy == REBALANCED:
-        if state.policy[LIVE] == 0.0:
-            # A live router measures how far decodes are ahead; here it is computed.
+        if state.policy[LIVE] == 0.0:  # A live router measures how far decodes are ahead.
             _update_saved_s(state, pool, time_s)
         planned = _best_fit(state, pool, r, need, time_s)
         # `_best_fit` has renewed predictions; their errors belong to the heartbeat before this request.
@@ -437,9 +434,8 @@ def _keeps_constraints(state, w, r):
     batch = int(worker.assigned) + 1
     if batch > kind.seats:
         return False
-    future_tokens = (
-        worker.future_tokens + request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
-    )
+    predicted = state.policy[GAMMA] * request.predicted_tokens
+    future_tokens = worker.future_tokens + request.input_tokens + predicted
     # The worker's table of step times by tokens begins at `table`. A step takes tables[table + tokens] + k[1]
     # decodes + k[2] KV tokens (FIVE_NUMBERS in step_times.py).
     table, k, tables = kind.table_at[0], kind.numbers, state.tables
@@ -453,12 +449,10 @@ def _keeps_constraints(state, w, r):
     tokens = worker.pending_tokens + request.input_tokens
     # The prompts are computed in whole steps of the token budget, and one more step for the other tokens.
     whole = int(tokens) // kind.token_budget
-    wait_s = (
-        whole * tables[table + kind.token_budget] + tables[table + int(tokens) - whole * kind.token_budget]
-    )
-    # The first condition is (c), the second, which matters for best-fit-rebalanced alone, is (d). With
-    # best-fit `least_saved_s` stays infinite: there decodes go on during a prefill, so (b) is all that they
-    # need.
+    rest = int(tokens) - whole * kind.token_budget
+    wait_s = whole * tables[table + kind.token_budget] + tables[table + rest]
+    # The first condition is (c), the second is (d). With best-fit (d) always holds, as `least_saved_s` stays
+    # infinite: decodes go on during a prefill, so (b) is all that they need.
     return wait_s <= state.policy[TTFT_S] and wait_s <= theta * worker.least_saved_s
 
 

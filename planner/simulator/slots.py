@@ -52,9 +52,8 @@ def join_lane(state, l, r):
     slot.context_offset = c - s
     slot.settled_step = s
     slot.admission_number = request.admission_number
-    lane.next_finish_step = (
-        slot.finish_step if lane.decodes == 0 else min(lane.next_finish_step, slot.finish_step)
-    )
+    is_alone = lane.decodes == 0
+    lane.next_finish_step = slot.finish_step if is_alone else min(lane.next_finish_step, slot.finish_step)
     lane.residue[(c - s) % BLOCK] += 1
     lane.kv_sum += c + 1  # The next step reads the new token too.
     lane.decodes += 1
@@ -187,8 +186,7 @@ def preempt_waiting(state, w, list_number, r):
     if list_number == RESTING:
         worker.used_blocks -= request.drafted_blocks
         request.length_tokens, request.drafted_blocks = recomputed, 0
-    elif list_number == LEAVING:
-        # The last token's KV may not be in the cache.
+    elif list_number == LEAVING:  # Its last token was made but not read, so the KV of this token is missing.
         cached = max(cached, tokens - 1)
     else:
         recomputed = cached

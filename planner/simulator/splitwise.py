@@ -20,9 +20,9 @@ A machine that goes down loses its KV. Requests that had their KV there, or wait
 tokens that have left count as part of the prompt. Requests that only had it as their token machine get
 another one at once, and keep their KV on the prompt machine. Requests without a machine wait for one.
 
-Peculiarities of that program that are repeated, because its results depend on them: a task is put into the
-waiting list by bisection, by (batches that left the task out, arrival), although the list need not be sorted,
-as the first of the two grows while a task waits; ageing counts batches formed, not steps. With routing
+Peculiarities of that program are repeated, because its results depend on them. A task's place in the queue is
+found by bisection, by (batches that left the task out, arrival), though the queue need not be sorted by that:
+the first of the two grows while tasks wait. Ageing counts batches formed, not steps. With routing
 "kv-token-jsq" alone, the load of a new request is never added, though it is subtracted at the end, so that
 one machine of each pool gets everything. One peculiarity is not repeated: where all memory is reserved by
 tasks that wait for more, the program runs for ever, and we reject the requests that can never go on.
@@ -92,7 +92,7 @@ from planner.simulator.splitwise_pools import (
     enter_pool,
     least_pending,
     least_pending_of_all,
-    least_reserved,
+    least_promised,
     leave_pool,
     move_machine,
     open_for_tokens,
@@ -434,9 +434,8 @@ def _shorten_run(state, w, time_s):
         after_s = np.nextafter(time_s, np.inf)
         steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, after_s)
         lane.run_steps = min(lane.run_steps, steps)
-        schedule_event(
-            state, w, lane.run_start_s + run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps)
-        )
+        seconds = run_s(lane.run_first_s, lane.run_growth_s, lane.run_steps)
+        schedule_event(state, w, lane.run_start_s + seconds)
 
 
 @kernel_jit
@@ -463,9 +462,8 @@ def _add_task(state, w, code, time_s):
     running = lane.decodes + lane.prefills
     if running == 0:
         return _has_memory_for(state, w, code)
-    if (running < kind.seats and running + tokens <= kind.token_budget) or (
-        is_prompt and tokens <= kind.token_budget
-    ):
+    joins = running < kind.seats and running + tokens <= kind.token_budget
+    if joins or (is_prompt and tokens <= kind.token_budget):
         _shorten_run(state, w, time_s)
     return False
 
@@ -572,11 +570,11 @@ def _end_prompt(state, w, r, time_s):
 
 @small_jit
 def _target_has_room(state, r):
-    """Whether the token machine of r, if it has one, can hold the KV of its prompt now."""
+    """Whether r has a token machine, and this can hold the KV of its prompt now."""
     w = state.requests[r].decode_worker
-    return w != NONE and state.machines[w].reserved_tokens + prompt_tokens(state, r) <= capacity_tokens(
-        state, w
-    )
+    if w == NONE:
+        return False
+    return state.machines[w].reserved_tokens + prompt_tokens(state, r) <= capacity_tokens(state, w)
 
 
 @kernel_jit
@@ -739,7 +737,7 @@ def _place_token_task(state, r, time_s):
     if state.marks[MOVES_MACHINES]:
         target = open_for_tokens(state, r)
         if target == NONE:
-            target = least_reserved(state, PROMPT_POOL, whole)
+            target = least_promised(state, PROMPT_POOL, whole)
             if target != NONE:
                 move_machine(state, target, MIXED_POOL, time_s)
             else:
@@ -754,7 +752,7 @@ def _place_token_task(state, r, time_s):
     if state.marks[COUNTS_ADDED]:
         assign_request(state, target, r, 1.0)
     if target == source:
-        # The prompt is in `promised_tokens` already, and `whole` counts it again.
+        # `promised_tokens` has the prompt already, and `whole` counts it again.
         state.machines[source].promised_tokens -= prompt_tokens(state, r)
         _deliver_task(state, source, 2 * r + 1, time_s)
     elif state.tasks[r].phase != PROMPT:

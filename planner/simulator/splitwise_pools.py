@@ -112,7 +112,7 @@ def least_pending(state, pool, need, best):
 
 
 @kernel_jit
-def least_reserved(state, pool, need):
+def least_promised(state, pool, need):
     """The machine of a pool with the fewest promised tokens, of those whose whole memory holds `need`; or
     NONE.
     """
@@ -134,12 +134,12 @@ def _open_for_prompt(state, r):
     prompt = prompt_tokens(state, r)
     for pool in (PROMPT_POOL, MIXED_POOL):
         w = least_pending(state, pool, prompt, NONE)
-        worker = state.workers[max(w, ZERO)]  # If w is NONE, any machine: it is not looked at.
-        # Each assigned request adds the token of its decode; `prompt` counts one token more than the prompt
-        # has.
-        if w != NONE and (
-            worker.waiting == 0 or worker.pending_tokens + worker.assigned + prompt - 1 <= PROMPT_QUEUE_TOKENS
-        ):
+        if w == NONE:
+            continue
+        # Each assigned request adds a token, that of its decode. The prompt has one token less than `prompt`.
+        worker = state.workers[w]
+        queued_tokens = worker.pending_tokens + worker.assigned + prompt - 1
+        if worker.waiting == 0 or queued_tokens <= PROMPT_QUEUE_TOKENS:
             return w
     return least_pending(state, TOKEN_POOL, prompt, NONE)
 
@@ -149,7 +149,7 @@ def open_for_tokens(state, r):
     """The machine of the token pool or the mixed pool that has room for request r; NONE if there is none."""
     whole = whole_tokens(state, r)
     for pool in (TOKEN_POOL, MIXED_POOL):
-        w = least_reserved(state, pool, whole)
+        w = least_promised(state, pool, whole)
         if w != NONE and state.machines[w].promised_tokens + whole <= capacity_tokens(state, w):
             return w
     return NONE
@@ -174,7 +174,7 @@ def _route_moving(state, r, time_s):
     if source != NONE and state.machines[source].pool == TOKEN_POOL:
         move_machine(state, source, MIXED_POOL, time_s)
     if target == NONE:
-        target = least_reserved(state, PROMPT_POOL, whole_tokens(state, r))
+        target = least_promised(state, PROMPT_POOL, whole_tokens(state, r))
         if target != NONE:
             move_machine(state, target, MIXED_POOL, time_s)
     if source == NONE or target == NONE:
