@@ -112,7 +112,7 @@ def count_value(state, metric, value_s, at_s, r):
             is_above = int(value_s > state.limits[k].limit_s)
             state.limits[k].counted += 1
             state.limits[k].violations += is_above
-            # `count_overdue` has counted this request already; now it counts as a violation.
+            # If `count_overdue` has counted this request as overdue, it is a violation instead from now on.
             if at_s + state.limits[k].limit_s < state.limits[k].overdue_at_s:
                 state.limits[k].overdue -= 1
             if state.in_windows.shape[1] > 0:
@@ -266,12 +266,8 @@ def record_part(state, r, tokens, cached_tokens):
     k = state.counters[PARTS]
     if k < len(state.parts):
         part = state.parts[k]
-        part.run, part.request, part.tokens, part.cached_tokens = (
-            state.counters[RUNS],
-            r,
-            tokens,
-            cached_tokens,
-        )
+        part.run, part.request = state.counters[RUNS], r
+        part.tokens, part.cached_tokens = tokens, cached_tokens
     state.counters[PARTS] = k + 1
 
 
@@ -284,14 +280,14 @@ def record_gap(state, w, start_s, gap_s, sequences):
 @where_has("classes", lambda state, l, start_s, first_s, growth_s, steps, sequences: None)
 def record_classes(state, l, start_s, first_s, growth_s, steps, sequences):
     """Record the gaps of the first `sequences` decodes of lane l once more for each class with a limit on
-    tbt. `is_new`: no earlier limit on tbt is of the same class.
+    tbt.
     """
     for k in range(len(state.limits)):
+        # `is_new`: a limit on tbt, and no earlier one is of the same class.
         of_class, is_new = state.limits[k].of_class, state.limits[k].metric == TBT
         for other in range(k):
-            is_new = is_new and (
-                state.limits[other].metric != TBT or state.limits[other].of_class != of_class
-            )
+            is_same = state.limits[other].metric == TBT and state.limits[other].of_class == of_class
+            is_new = is_new and not is_same
         if is_new and of_class != NONE:
             decodes = _decodes_of_class(state, l, sequences, of_class)
             if decodes > 0:

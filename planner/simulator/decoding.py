@@ -40,8 +40,8 @@ from planner.simulator.queue_orders import charge_token, charge_tokens
 @kernel_jit
 def _random_unit(seed, r, tokens):
     """A random number in [0, 1) by seed, request and count of tokens (splitmix64, Steele et al. 2014)."""
-    x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(r)
-    for i in range(2):
+    x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(r)  # Any large odd factor would do.
+    for i in range(2):  # Two rounds: the tokens come in with the second.
         x = x + np.uint64(0x9E3779B97F4A7C15) + (np.uint64(tokens) if i == 1 else np.uint64(0))
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -135,7 +135,7 @@ def advance_decodes(state, l, steps, time_s):
     kind = state.types[worker.type]
     first_s, growth_s = lane.run_first_s, lane.run_growth_s
     in_step = lane.decodes - lane.out_of_step
-    # Otherwise the run began later than the last token, and has one step; its gap is longer than that step.
+    # A run that began later than the last token has one step, and the gap is longer than this step.
     gaps_are_steps = lane.run_start_s == lane.last_token_s
     gap_s = time_s - lane.last_token_s
     if len(state.runs) > 0:  # Runs are recorded.

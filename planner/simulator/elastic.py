@@ -65,9 +65,9 @@ class ElasticPool:
         for name in ("start_s", "warm_start_s", "drain_limit_s", "interruptions_per_h", "notice_s"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} is {getattr(self, name)}, must be >= 0")
-        if not math.isfinite(self.start_s) or self.warm < 0:
-            name, value = ("warm", self.warm) if self.warm < 0 else ("start_s", self.start_s)
-            raise InputError(f"{name} is {value}, must be finite and >= 0")
+        for name in ("warm", "start_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} is {getattr(self, name)}, must be finite and >= 0")
         if not 0 <= self.least <= self.most or self.most < 1:
             raise InputError(
                 f"least {self.least} and most {self.most} workers of a pool: must be 0 <= least <= most, "
@@ -123,7 +123,7 @@ class Controller(Protocol):
 
 @runtime_checkable
 class TimedController(Controller, Protocol):
-    """A controller that names the times of its decisions; they are not every `every_s` seconds."""
+    """A controller that names the times of its decisions itself, instead of deciding every `every_s`."""
 
     def next_s(self, time_s: float) -> float:
         """The time of its next decision after `time_s`; infinite if there is none."""
@@ -455,7 +455,8 @@ class _ElasticRun:
         self.add_event(time_s, _DECIDES)
 
     def simulate_by_pauses(self) -> Iterator[float]:
-        """Simulate from pause to pause; each time, the time of the next pause is yielded.
+        """Simulate from pause to pause. It yields before and after each one, so that other runs may go first;
+        what it yields is the time of the next pause.
 
         Raises InputError if the stock has too few GPUs for the workers at time zero.
         """
@@ -532,9 +533,8 @@ class _ElasticRun:
             return
         every_s, lag_s = self.controller.every_s, self.controller.lag_s
         # The last decision that is planned lies after `time_s` + `lag_s`.
-        while (
-            self.decisions_planned == 0 or (self.decisions_planned - 1) * every_s <= max(time_s, 0.0) + lag_s
-        ):
+        until_s = max(time_s, 0.0) + lag_s
+        while self.decisions_planned == 0 or (self.decisions_planned - 1) * every_s <= until_s:
             self.add_decision(self.decisions_planned * every_s)
             self.decisions_planned += 1
 
@@ -619,9 +619,8 @@ class _ElasticRun:
         per_h = self.pools[slot.pool].interruptions_per_h
         if per_h > 0:
             rng = np.random.default_rng((self.seed, slot.number, slot.lives))
-            self.add_event(
-                slot.ready_s + float(rng.exponential(HOUR_S / per_h)), _IS_INTERRUPTED, slot.number
-            )
+            taken_s = slot.ready_s + float(rng.exponential(HOUR_S / per_h))
+            self.add_event(taken_s, _IS_INTERRUPTED, slot.number)
 
     def start_worker(self, slot: _WorkerSlot) -> None:
         """Start a worker, warm while fewer than `warm` of its pool start so."""
@@ -684,10 +683,11 @@ class _ElasticRun:
         return last_s
 
     def remove_worker(self, slot: _WorkerSlot, gone_s: float, was_stopped: bool = False) -> None:
-        """Remove a worker; if it `was_stopped`, the kernel routes its requests anew."""
-        self.due_disturbances.append(
-            (self.now_s, layout.DOWN if was_stopped else layout.GONE, slot.first_rank)
-        )
+        """Remove a worker; if it `was_stopped`, the kernel routes its requests anew. Its life ended at
+        `gone_s`, which is before now if it has drained since the last pause.
+        """
+        kind = layout.DOWN if was_stopped else layout.GONE
+        self.due_disturbances.append((self.now_s, kind, slot.first_rank))
         self.end_life(slot, gone_s, was_stopped)
 
     def end_life(self, slot: _WorkerSlot, gone_s: float, was_stopped: bool = False) -> None:

@@ -82,10 +82,9 @@ def check_images(llm: Llm, trace: Trace) -> None:
         return
     count = int((trace.image_tokens > 0).sum())
     raise InputError(
-        f"{trace.name}: image_tokens: {count_text(count, 'request')} with tokens of images, and "
-        f"{llm.name} has "
-        "no encoder that makes them; choose an LLM with one, or add these tokens to input_tokens and drop "
-        "the column"
+        f"{trace.name}: image_tokens: {count_text(count, 'request')} with tokens of images, and {llm.name} "
+        "has no encoder that makes them; choose an LLM with one, or add these tokens to input_tokens and "
+        "drop the column"
     )
 
 
@@ -304,8 +303,8 @@ def _list_pools(state: State) -> None:
 
 
 def _with_first_hand_offs(state: State) -> State:
-    """The state, with `met_s` (W, W) if the first hand-off between two workers takes extra time: the time
-    from which on two workers are connected. It is infinite, as none are connected yet.
+    """The state, with `met_s` (W, W) if the first hand-off between two workers takes extra time: since when
+    two workers are connected, which none are yet.
     """
     if not (state.types["first_hand_off_s"] > 0).any() or not (state.workers["role"] == layout.DECODE).any():
         return state

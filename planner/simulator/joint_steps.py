@@ -26,8 +26,8 @@ from planner.simulator.step_times import UNBOUNDED, step_seconds, with_host
 
 @kernel_jit
 def _slower_run(first_s, growth_s, steps, other_first_s, other_growth_s):
-    """The slower of two runs that begin together, cut to the steps in which it is the slower one. Both have
-    `steps` steps, which the second run's arguments do not repeat.
+    """The slower of two runs that begin together and have `steps` steps each, cut to the steps in which it is
+    the slower one.
     """
     if other_first_s > first_s or (other_first_s == first_s and other_growth_s > growth_s):
         first_s, growth_s, other_first_s, other_growth_s = other_first_s, other_growth_s, first_s, growth_s
@@ -40,7 +40,9 @@ def _slower_run(first_s, growth_s, steps, other_first_s, other_growth_s):
 
 @kernel_jit
 def start_ranks(state, w, time_s):
-    """Form and start the next step of all ranks of the worker whose first rank is w, if any has work."""
+    """Form and start the next step of all ranks of the worker whose first rank is w, if any has work. Of a
+    rank `start_step` only forms the step; the step is launched here, with those of the other ranks.
+    """
     end = w + state.dp_ranks[w].count
     kind, tables = state.types[state.workers[w].type], state.tables
     tokens, active = ZERO, ZERO

@@ -1,6 +1,6 @@
 """KV blocks in CPU memory, as vLLM 0.32 keeps them with its OffloadingConnector.
 
-A node is one of the prefix tree: some KV blocks, after all those before them in the prompt (cache_layout.py).
+A node is one of the prefix tree: a few KV blocks of a prompt and all blocks before them (cache_layout.py).
 
 Stores. The full nodes of a prompt are offered to the memory with the step that computes them; nodes that were
 cached on the GPU are offered with the first step of their request. Nodes of the offer that are not in the
@@ -124,7 +124,7 @@ def note_ended_loads(state, w, time_s):
     memory = offload.memories[w]
     while memory.head[LEFT] != NONE and 0 <= offload.loads[memory.head[LEFT]].left_step < worker.steps - 1:
         _use_most_recently(state, w, pop_first(offload.loads, memory, LEFT))
-    r = offload.memories[w].head[LOADING]
+    r = memory.head[LOADING]
     while r != NONE:
         load = offload.loads[r]
         if load.known_step == 0 and load.end_s <= time_s:
@@ -271,11 +271,11 @@ def _mark_offer(state, w, r, first, end, mark):
 
 @kernel_jit
 def begin_load(state, w, r, nodes, time_s):
-    """Load the next `nodes` nodes of request r, which has left the queue, from CPU memory.
+    """Load the next `nodes` nodes of request r, which has left the queue, from CPU memory. The caller puts r
+    into LOADING.
 
-    The caller puts it into LOADING. Returns their tokens, without the last one of a prompt, which is
-    computed. Loads follow each other on the link of the memory; those from the disk also on the link of the
-    disk, at the same time.
+    Returns the tokens of these nodes, without the last one of a prompt, which is computed. Loads follow each
+    other on the link of the memory; those from the disk also on the link of the disk, at the same time.
     """
     caches, request = state.caches, state.requests[r]
     load, memory = state.offload.loads[r], state.offload.memories[w]
@@ -381,8 +381,9 @@ def store_step(state, l, time_s):
 def _release_known_loads(state, w):
     """Let the nodes of ended loads leave the shared store, if worker w is asynchronous.
 
-    Such a worker forms the step after the one that is being formed here (number steps + 2 in all) when that
-    one begins, which is now. Loads that it then knows to have ended keep their nodes no longer.
+    The step that is being formed here has the number steps + 1, and begins now. An asynchronous worker forms
+    the step after it, number steps + 2, at once. Loads that it then knows to have ended keep their nodes no
+    longer.
     """
     worker = state.workers[w]
     r = state.offload.memories[w].head[LOADING]

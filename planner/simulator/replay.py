@@ -81,8 +81,8 @@ def simulate(
     # In a closed loop arrival times mean nothing, so all requests are measured.
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     record = record or record_parts
-    # If there is too little room, the kernel records no more runs but counts them, and is run again with as
-    # much room as it needs.
+    # If there is too little room, the kernel goes on counting runs without recording them. Then all is
+    # simulated again, with as much room as this count says.
     runs = room_for_runs(trace) if record else 0
     parts = runs if record_parts else 0
     while True:
@@ -327,9 +327,8 @@ def read_if_kept(
     result = read(state) if _holds_over_the_whole(state, n, limits) else None
     # If requests enter by arrival and no predictions were written, only those that have entered were changed.
     by_arrival = engine_of(fleet) == STEPWISE and not trace.after.size
-    has_no_predictions = (
-        fleet.policies.prediction_accuracy_frac is None and not fleet.policies.prediction_buckets
-    )
+    policies = fleet.policies
+    has_no_predictions = policies.prediction_accuracy_frac is None and not policies.prediction_buckets
     touched = int(state.counters[layout.ENTERED]) if by_arrival and has_no_predictions else n
     requests.give_back(state.requests, touched)
     return result
@@ -363,6 +362,7 @@ def _stop_at_backlog(state: State, trace: Trace, patience_s: float) -> None:
 
 
 def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None:
+    """Simulate `state`, in place, with the engine of the fleet. Raises LostRequests."""
     engine, policies = engine_of(fleet), fleet.policies
     if engine == OF_SPLITWISE:
         splitwise.simulate(

@@ -79,16 +79,14 @@ class StreamedRequests:
         self._unread = list(range(0, self._n, chunk))
         self._columns: Columns = {"arrival_s": arrival_s}
         self._last_finish_s = np.nan
-        # A pause is just after the first arrival of a chunk, so that nothing else happens at that moment.
+        # A pause is just after the first arrival of a chunk. At the arrival itself other events may be due.
         self.pauses_s = np.nextafter(np.unique(arrival_s[chunk::chunk]), np.inf)
         self.sampled: list[npt.NDArray[np.void]] = []
         self.sampled_s: list[tuple[float, float]] = []
         self.gaps: GapCounts | None = None
 
     def disturbances(self) -> npt.NDArray[np.void]:
-        """The pauses as disturbances. The kernel has one list of these, with failures of workers and
-        pauses.
-        """
+        """The pauses, as records of the kernel's list of disturbances, which has them beside failures."""
         rows = np.zeros(len(self.pauses_s), layout.DISTURBANCE)
         rows["time_s"], rows["kind"] = self.pauses_s, layout.PAUSE
         return rows
@@ -163,7 +161,7 @@ class StreamedRequests:
         if end_page > first_page:
             start, length = first_page * mmap.PAGESIZE, (end_page - first_page) * mmap.PAGESIZE
             self._memory.madvise(mmap.MADV_DONTNEED, start, length)
-        release_memory(self.arrival_s)  # If these lie in a file, their pages are read again when needed.
+        release_memory(self.arrival_s)  # Mapped from a file, pages are read again when needed.
 
     def _read_runs(self, state: State, pause: int) -> None:
         """Count the gaps of the runs that were recorded since the last pause. Keep the runs themselves if the

@@ -4,11 +4,12 @@ vLLM's decode workers pull: a transfer begins with a step that has a seat, block
 left, or at once where the worker is idle. A request whose LoRA adapter has no slot in that step is passed
 over. Other engines (TYPE.pulls_kv is 0) are sent KV as soon as they have the blocks.
 
-Equal steps are simulated together, as a run. When something comes to a worker, its run is cut after the step
-in progress. `cause` is the lane or the link whose event brought it, NONE for an arrival: of two events at one
-moment the lower index comes first. An asynchronous engine forms its next step while one runs, so what comes
-meanwhile can only be in the step after the next. A seat is one of the max_num_seqs places among the requests
-that a worker runs. Letters: w and v are workers, l a lane (a batch of a worker), r a request.
+Like steps are simulated together, as a run. When something comes to a worker, its run is cut after the step
+in progress. `cause` is the lane or the link whose event brought what came, NONE for an arrival: of two events
+at one moment the one of the lower index comes first. An asynchronous engine forms its next step while one
+runs, so what comes meanwhile can only be in the step after the next. A seat is one of the max_num_seqs places
+among the requests that a worker runs. Letters: w and v are workers, l a lane (a batch of a worker), r a
+request.
 """
 
 from __future__ import annotations
@@ -240,8 +241,8 @@ def receive_between_steps(state, w, time_s):
 def receive_handoffs(state, w, time_s, cause):
     """Start the transfers for which the decode worker w has blocks, in order of hand-off.
 
-    If blocks are missing, its run is cut short first: the blocks of its later steps are free then. A worker
-    that pulls begins them with its next step (`begin_pulls`).
+    If blocks are missing, its run is cut short first: the blocks of its later steps are free then. On a
+    worker that pulls, transfers begin with its next step (`begin_pulls`).
     """
     worker = state.workers[w]
     if state.types[worker.type].pulls_kv:
@@ -301,7 +302,7 @@ def _leaves_tokens(state, w):
     """Whether the step that the asynchronous engine of worker w forms now leaves some of its token budget.
 
     The step has the requests of the step under way, except decodes that end with it, and requests that were
-    handed over before. Their adapters are noted.
+    handed over before. The adapters of them all are noted, for `has_slot`.
     """
     worker = state.workers[w]
     l, kind = worker.first_lane, state.types[worker.type]
@@ -417,6 +418,7 @@ def transfer_end_s(state, r, blocks, time_s):
 
 @kernel_jit
 def _start_transfer(state, r, blocks, time_s):
+    """Put request r, of which this many KV blocks are sent now, among the transfers under way."""
     link = state.link[0]
     link.root = insert_in_heap(state.requests, link.root, r, transfer_end_s(state, r, blocks, time_s))
     set_time(state, len(state.lanes), state.requests[link.root].key)

@@ -33,8 +33,8 @@ ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECO
 # Steps until a worker knows of KV that has arrived, by whether its engine schedules asynchronously: such an
 # engine sends a step to the workers when the step before begins, so it learns of KV later.
 KV_DELAY_STEPS = {False: 1, True: 3}
-# Between simulations the tables of step times of REMEMBERED_TYPES worker types are kept, if their steps have
-# up to REMEMBERED_TOKENS tokens: 160 kB each, 160 MB in all. Set by hand.
+# Between simulations the tables of step times of this many worker types are kept, if their steps have up to
+# REMEMBERED_TOKENS tokens: at most 160 kB each, 160 MB in all. Set by hand.
 REMEMBERED_TYPES, REMEMBERED_TOKENS = 1024, 20_000
 # If scores are equal, a router takes the worker whose type has the smallest of these keys (`_tie_key`).
 TieKey = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
