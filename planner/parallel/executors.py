@@ -568,6 +568,7 @@ class _RayCrew:
 
 @contextmanager
 def _open_ray(executor: Executor) -> Iterator[_RayCrew]:
+    """Connect to a Ray cluster that runs."""
     try:
         import ray
     except ModuleNotFoundError:
@@ -681,6 +682,7 @@ class _DaskCrew:
 
 @contextmanager
 def _open_dask(executor: Executor) -> Iterator[_DaskCrew]:
+    """Connect to a Dask cluster that runs."""
     try:
         from distributed import Client
     except ModuleNotFoundError:
@@ -730,6 +732,7 @@ def _cannot_import(executor: Executor) -> InputError:
 
 
 def _lost_workers(executor: Executor, error: BaseException) -> PlannerError:
+    """The error for workers of a cluster that died more often than it retries."""
     return PlannerError(
         f"--executor {executor.name}: workers of {executor.address} died and it gave up "
         f"({_one_line(error)}); look for want of memory in the cluster's logs"

@@ -125,7 +125,7 @@ def _limits_as_counted(
         row["metric"] = COUNTED_WHILE_RUNNING.get(limit.metric, layout.NONE)
         row["limit_s"], row["overdue_at_s"] = limit.limit_s, -np.inf
         row["allowed"] = allowed_violations(limit, trace, window_s)
-        # The kernel looks for late requests from number `seen` on. At percentile 0 no request has to keep the
-        # limit, so `seen` begins past the last one, and no request counts as late.
+        # The kernel looks for overdue requests from this one on. At percentile 0 no request has to keep the
+        # limit, so it looks at none.
         row["next_overdue"] = len(trace) if limit.percentile_frac == 0 else 0
     return rows

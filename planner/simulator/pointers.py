@@ -64,10 +64,8 @@ class _HandleAttribute(AttributeTemplate):
 def _read(context, builder, handle, pointer, name):
     """The instructions that read the field `name` of the tuple behind the pointer."""
     i = handle.fields.fields.index(name)
-    model, place = (
-        context.data_model_manager[handle.fields.types[i]],
-        cgutils.gep_inbounds(builder, pointer, 0, i),
-    )
+    model = context.data_model_manager[handle.fields.types[i]]
+    place = cgutils.gep_inbounds(builder, pointer, 0, i)
     # Numba's own way to read an array takes twenty instructions. If the field has the same form in memory as
     # in registers, one will do.
     if model.get_data_type() == model.get_value_type():

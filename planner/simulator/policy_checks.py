@@ -236,7 +236,7 @@ def _check_engine_has(policies: Policies, batching: Batching) -> None:
         row = known[getattr(policies, name)]
         if batching.simulator in row.simulators:
             continue
-        # A policy that no engine of single steps (vLLM's kind) has belongs to the engine of one batching.
+        # If the engines that batch step by step, as vLLM, do not have it, it is of another batching's engine.
         if STEPWISE not in row.simulators:
             batchings = [other.name for other in BATCHING.values() if other.simulator in row.simulators]
             needed = " or ".join(map(repr, batchings))

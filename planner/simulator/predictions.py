@@ -30,7 +30,7 @@ def _mean_longer(table, input_tokens, generated):
             first = middle + ONE
         else:
             last = middle
-    any_prompt = len(table.start) - 2  # The last bucket.
+    any_prompt = len(table.start) - 2  # The last bucket is that of all prompts.
     for attempt in range(2):
         bucket = first if attempt == 0 else any_prompt
         low, high = table.start[bucket], table.start[bucket + 1]
@@ -110,6 +110,7 @@ def note_end(state, w, r, tokens):
 
 @small_jit
 def forget_errors(worker):
+    """Set both prediction errors of a worker to 0."""
     worker.error_tokens, worker.error_sequences = 0.0, 0.0
 
 

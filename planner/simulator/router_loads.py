@@ -57,10 +57,8 @@ def add_load(state, w, pending_tokens, requests, prompt_tokens):
     worker.assigned += requests
     worker.assigned_tokens += prompt_tokens
     first = ranks.first
-    pool, group = (
-        HAND_OFF_POOL if worker.role == DECODE else ARRIVAL_POOL,
-        state.workers[first].pool_index // GROUP,
-    )
+    pool = HAND_OFF_POOL if worker.role == DECODE else ARRIVAL_POOL
+    group = state.workers[first].pool_index // GROUP
     weight, score = state.types[worker.type].routing_weight[pool], 0.0
     for v in range(first, first + ranks.count):
         score += _routing_score(weight, state.workers[v])
@@ -98,9 +96,8 @@ def assign_request(state, w, r, sign):
     add_load(state, w, 0.0, sign, sign * request.input_tokens)
     # Routing heavy-light counts requests with long outputs; best-fit weighs predicted outputs by gamma.
     state.workers[w].heavy += np.int64(sign) * (request.predicted_tokens > state.policy[HEAVY_TOKENS])
-    state.workers[w].future_tokens += sign * (
-        request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
-    )
+    weighted_tokens = request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
+    state.workers[w].future_tokens += sign * weighted_tokens
 
 
 @kernel_jit

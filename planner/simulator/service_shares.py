@@ -222,7 +222,7 @@ def _union_of_spans(starts_s: Floats, ends_s: Floats) -> Spans:
     if not len(starts_s):
         return np.zeros((0, 2))
     reached_s = np.maximum.accumulate(ends_s)  # The latest end of each span and all before it.
-    # A span is the first of a disjoint one if it starts after the end of all before it.
+    # A disjoint span begins where a span starts after the end of all before it.
     is_first = np.concatenate([[True], starts_s[1:] > reached_s[:-1]])
     last = np.concatenate([np.flatnonzero(is_first)[1:] - 1, [len(starts_s) - 1]])
     return np.stack([starts_s[is_first], reached_s[last]], axis=1)

@@ -64,9 +64,8 @@ class Simulation:
     cached_tokens: Ints | None = None  # Found in a prefix cache at first admission; None without caches.
     tenant: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # An index into `tenants`.
     tenants: tuple[str, ...] = ()  # Empty if the trace names none.
-    adapter: Ints = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )  # Into `adapters`; -1: the LLM alone.
+    # An index into `adapters`; -1: the LLM alone.
+    adapter: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     adapters: tuple[str, ...] = ()  # Empty without LoRA; numbers where they were drawn without names.
     tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))  # (U,) by tenant.
     nominal_end_s: float = np.inf  # The last of `nominal_s`; infinite without sessions.

@@ -119,10 +119,8 @@ class Verdict:
     @property
     def is_judged(self) -> bool:
         """Whether any value was compared with a limit. Without one the SLO holds, which says nothing."""
-        lines_judged = any(line.judged for line in self.lines) or any(
-            line.windows for line in self.guarantees
-        )
-        return lines_judged or (not self.lines and not self.guarantees)
+        counts = [line.judged for line in self.lines] + [line.windows for line in self.guarantees]
+        return any(counts) or not counts
 
     @property
     def guarantees_hold(self) -> bool:
@@ -311,16 +309,14 @@ def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
     last = (simulation.arrival_s >= last_tenth_s(start_s, end_s)) & (simulation.arrival_s <= end_s)
     if not slo.selectors:
         return _patient_share(simulation, last, slo.patience_of(None, end_s - start_s))
-    of_classes = [
-        _patient_share(
-            simulation, last & (simulation.of_class == number), slo.patience_of(selector, end_s - start_s)
-        )
-        for number, selector in enumerate(slo.selectors)
-    ]
+    shares = []
+    for number, selector in enumerate(slo.selectors):
+        is_last_here = last & (simulation.of_class == number)
+        shares.append(_patient_share(simulation, is_last_here, slo.patience_of(selector, end_s - start_s)))
     # Requests of no class have the patience of the whole SLO.
     if (of_no_class := last & (simulation.of_class < 0)).any():
-        of_classes.append(_patient_share(simulation, of_no_class, slo.patience_of(None, end_s - start_s)))
-    return min(of_classes)  # By share, then by patience.
+        shares.append(_patient_share(simulation, of_no_class, slo.patience_of(None, end_s - start_s)))
+    return min(shares)  # By share, then by patience.
 
 
 def _patient_share(

@@ -97,58 +97,85 @@ def step_seconds(state, kind, lane):
 @where_rare(lambda state, kind, lane: (np.inf, 0.0, 0.0, 0.0, UNBOUNDED))
 def _other_seconds(state, kind, lane):
     """`step_seconds` in another form than FIVE_NUMBERS."""
-    k, at, width, tables = kind.numbers, kind.table_at, kind.table_width, state.tables
     decodes, kv_tokens = lane.decodes * lane.is_decoding, lane.kv_sum * lane.is_decoding
-    prefill, pairs, squares, chunks = lane.prefill_tokens, lane.pairs, lane.squares, lane.prefills
     if kind.form == SPECULATIVE:
-        return _speculative_s(tables, kind, lane, decodes, kv_tokens), 0.0, 0.0, 0.0, UNBOUNDED
+        return _speculative_s(state.tables, kind, lane, decodes, kv_tokens), 0.0, 0.0, 0.0, UNBOUNDED
     if kind.form == SPLITWISE_LOOKUP:
-        mixed_factor, b, d, counts_decodes = k[0], k[1], k[2], k[3] > 0.0
-        kv_s = b * decodes + d * kv_tokens
-        if prefill == 0:
-            return (tables[at[1] + decodes] + kv_s) / kind.pp, 0.0, 0.0, d * decodes, UNBOUNDED
-        t = tables[at[0] + prefill + (decodes if counts_decodes else 0)]
-        if decodes > 0:
-            t *= mixed_factor
-        return (t + kv_s) / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
+        return _splitwise_seconds(state.tables, kind, lane, decodes, kv_tokens)
     if kind.form == DISTSERVE_FIT:
-        per_rank_s, overhead_s, overhead_token_s = k[9], k[10], k[11]
-        # Context tokens are those before this step's: each decode has one new token in its KV.
-        extra = overhead_s + overhead_token_s * (prefill + kv_tokens - decodes)
-        if prefill > 0:
-            t = k[0] + k[1] * prefill + k[2] * squares
-            return t / kind.pp + per_rank_s * kind.pp, extra, 0.0, 0.0, UNBOUNDED
-        # a', b' and c' of small batches, or of large ones from `threshold` decodes on.
-        i = 3 if decodes < width[0] else 6
-        t = k[i] + k[i + 1] * kv_tokens + k[i + 2] * decodes
-        return t / kind.pp, extra, 0.0, k[i + 1] * decodes / kind.pp + overhead_token_s * decodes, UNBOUNDED
+        return _distserve_seconds(kind, lane, decodes, kv_tokens)
     if kind.form == CORRECTED:
-        # The fit rounds the mean context up to a multiple of width[3] (`context_step`; 1: no rounding), so
-        # `more` steps after this one take the same time.
-        more = UNBOUNDED
-        if width[3] > 1 and decodes > 0:
-            context = int(kv_tokens) // decodes
-            more = -context % width[3]
-            kv_tokens = decodes * (context + more)
-        if prefill == 0:
-            first, growth, steps = _corrected_decodes_s(tables, kind, decodes, kv_tokens)
-            if width[3] > 1:
-                growth, steps = 0.0, more + 1
-            return first / kind.pp, 0.0, 0.0, growth / kind.pp, steps
-        t = _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chunks)
-        return t / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
-    # Only VIDUR_TABLES is left.
-    steps = UNBOUNDED
+        return _corrected_seconds(state.tables, kind, lane, decodes, kv_tokens)
+    return _vidur_seconds(state.tables, kind, lane, decodes, kv_tokens)
+
+
+@kernel_jit
+def _splitwise_seconds(tables, kind, lane, decodes, kv_tokens):
+    """`step_seconds` in the form SPLITWISE_LOOKUP."""
+    k, at, prefill = kind.numbers, kind.table_at, lane.prefill_tokens
+    mixed_factor, b, d, counts_decodes = k[0], k[1], k[2], k[3] > 0.0
+    kv_s = b * decodes + d * kv_tokens
+    if prefill == 0:
+        return (tables[at[1] + decodes] + kv_s) / kind.pp, 0.0, 0.0, d * decodes, UNBOUNDED
+    t = tables[at[0] + prefill + (decodes if counts_decodes else 0)]
+    if decodes > 0:
+        t *= mixed_factor
+    return (t + kv_s) / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
+
+
+@kernel_jit
+def _distserve_seconds(kind, lane, decodes, kv_tokens):
+    """`step_seconds` in the form DISTSERVE_FIT."""
+    k, prefill = kind.numbers, lane.prefill_tokens
+    per_rank_s, overhead_s, overhead_token_s = k[9], k[10], k[11]
+    # Context tokens are those before this step: `kv_tokens` has one new token of each decode besides.
+    extra_s = overhead_s + overhead_token_s * (prefill + kv_tokens - decodes)
+    if prefill > 0:
+        t = k[0] + k[1] * prefill + k[2] * lane.squares
+        return t / kind.pp + per_rank_s * kind.pp, extra_s, 0.0, 0.0, UNBOUNDED
+    # a', b' and c' of small batches, or of large ones from table_width[0] decodes on.
+    i = 3 if decodes < kind.table_width[0] else 6
+    t = k[i] + k[i + 1] * kv_tokens + k[i + 2] * decodes
+    growth_s = k[i + 1] * decodes / kind.pp + overhead_token_s * decodes
+    return t / kind.pp, extra_s, 0.0, growth_s, UNBOUNDED
+
+
+@kernel_jit
+def _corrected_seconds(tables, kind, lane, decodes, kv_tokens):
+    """`step_seconds` in the form CORRECTED."""
+    # The fit rounds the mean context up to a multiple of this many tokens (`context_step`; 1: no rounding),
+    # so `more` steps after this one take the same time.
+    context_step, more = kind.table_width[3], UNBOUNDED
+    if context_step > 1 and decodes > 0:
+        context = int(kv_tokens) // decodes
+        more = -context % context_step
+        kv_tokens = decodes * (context + more)
+    if lane.prefill_tokens == 0:
+        first_s, growth_s, steps = _corrected_decodes_s(tables, kind, decodes, kv_tokens)
+        if context_step > 1:
+            growth_s, steps = 0.0, more + 1
+        return first_s / kind.pp, 0.0, 0.0, growth_s / kind.pp, steps
+    t = _corrected_prefills_s(
+        tables, kind, decodes, kv_tokens, lane.prefill_tokens, lane.pairs, lane.prefills
+    )
+    return t / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
+
+
+@kernel_jit
+def _vidur_seconds(tables, kind, lane, decodes, kv_tokens):
+    """`step_seconds` in the form VIDUR_TABLES."""
+    k, at, width, steps = kind.numbers, kind.table_at, kind.table_width, UNBOUNDED
     prefill_over_frac, decode_over_frac, send_token_s, send_s = k[0], k[1], k[2], k[3]
-    eights = (prefill + decodes + 7) // 8  # Tokens are rounded up to multiples of 8.
+    tokens = lane.prefill_tokens + decodes
+    eights = (tokens + 7) // 8  # Tokens are rounded up to multiples of 8.
     if eights >= width[0]:
         return np.inf, 0.0, 0.0, 0.0, steps
     t = tables[at[0] + eights]
-    if chunks > 0:
-        edge = int(np.rint(np.sqrt(squares)))  # The length of one prompt with as many squares.
+    if lane.prefills > 0:
+        edge = int(np.rint(np.sqrt(lane.squares)))  # The length of one prompt with as many squares.
         if lane.cached_64 >= width[1] or edge >= width[2]:
             return np.inf, 0.0, 0.0, 0.0, steps
-        over_frac = prefill_over_frac if chunks > 1 else 0.0
+        over_frac = prefill_over_frac if lane.prefills > 1 else 0.0
         t += tables[at[1] + int(lane.cached_64) * width[2] + edge] * (1.0 + over_frac)
     if decodes > 0:
         context = int(kv_tokens) // decodes
@@ -158,7 +185,7 @@ def _other_seconds(state, kind, lane):
         over_frac = decode_over_frac if decodes > 1 else 0.0
         t += tables[at[2] + decodes * width[3] + column] * (1.0 + over_frac)
         steps = column * 64 - context + 1  # Until then the context rounds up to the same multiple of 64.
-    return t / kind.pp, 0.0, send_token_s * (prefill + decodes) + send_s, 0.0, steps
+    return t / kind.pp, 0.0, send_token_s * tokens + send_s, 0.0, steps
 
 
 @kernel_jit
@@ -192,7 +219,7 @@ def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
     """
     k, at, knots = kind.numbers, kind.table_at, kind.table_width[1]
     s, c, b, d, h = k[0], k[2], k[4], k[5], k[11]
-    # The exponent that correction.py calls p is 2 without prefills.
+    # Without prefills correction.py's exponent p is 2, with prefills 3.
     floor_s = np.sqrt(s * s + (c * decodes) ** 2) + b * decodes
     context = 1.0 + kv_tokens / decodes
     i = min(int(kind.table_width[2] * np.log2(context)), knots - 2)  # table_width[2] knots per doubling.
@@ -234,6 +261,5 @@ def _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chun
             r += tables[j + 6] * product * (1.0 + x1) * (1.0 + x2) * np.exp(-(exponent + x1 + x2))
         else:
             r += tables[j + 5] * product * np.exp(-exponent)
-    # The exponent that correction.py calls p is 3 with prefills.
-    dense = np.cbrt((s + s_p) ** 3 + (c * tokens) ** 3)
-    return (dense + a * pairs + b * decodes + d * kv_tokens) * np.exp(r) + h
+    dense_s = np.cbrt((s + s_p) ** 3 + (c * tokens) ** 3)
+    return (dense_s + a * pairs + b * decodes + d * kv_tokens) * np.exp(r) + h
