@@ -76,6 +76,13 @@ def test_at_most_seven_modules_are_loose() -> None:
     assert len(loose) <= 7, loose
 
 
+def test_the_simulators_map_names_each_of_its_modules_once() -> None:
+    folder = ROOT / "planner" / "simulator"
+    rows = re.findall(r"^    [\w ]+?  +(\w.*)$", (folder / "__init__.py").read_text(), flags=re.MULTILINE)
+    modules = [path.stem for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert sorted(", ".join(rows).split(", ")) == sorted(modules)
+
+
 def test_a_name_stands_for_one_thing() -> None:
     """No two modules of planner/ share a name, and no two public classes of the installed code do."""
     named: dict[str, list[str]] = defaultdict(list)

@@ -126,7 +126,7 @@ from planner.simulator.offload_layout import LOADING
 from planner.simulator.polling import end_at_poll, has_step_in_flight, polls_now
 from planner.simulator.priorities import line_up_for_kv, schedule_by_priority
 from planner.simulator.queue_orders import (
-    LONGEST,
+    TOKENS_BOUND,
     count_waiting,
     enqueue_request,
     leave_queue,
@@ -357,10 +357,10 @@ def admit_request(state, w, r, time_s):
 def _take_from_queue(state, w, r, time_s):
     """Take request r out of the queue of worker w; it uses what the worker has cached of its prompt."""
     worker, request = state.workers[w], state.requests[r]
-    # The keys of scheduling batch b are b * LONGEST and more (`enqueue_request`). Preempted requests are in
-    # no batch: their keys are below 0.
+    # The keys of scheduling batch b are b * TOKENS_BOUND and more (`enqueue_request`). Preempted requests are
+    # in no batch: their keys are below 0.
     if state.types[worker.type].queue_batch > 0 and request.key >= 0.0:
-        worker.served_batch = int(request.key // LONGEST)
+        worker.served_batch = int(request.key // TOKENS_BOUND)
     leave_queue(state, w, r)
     worker.waiting -= 1
     count_waiting(state, w, r, -1)

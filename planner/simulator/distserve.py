@@ -202,26 +202,27 @@ def _finish_batch(state, l, time_s):
         worker.busy_s += stage_s
     # Requests whose last tokens came at one time, `since_s`, have the same gap: they are counted together.
     since_s, sequences = np.nan, ZERO
+    is_last_rank = l == worker.first_lane + kind.pp - 1
     r = rank.head[RUNNING]
     rank.head[RUNNING] = NONE
     while r != NONE:
         request = state.requests[r]
         following = request.next
-        if l < worker.first_lane + kind.pp - 1:
+        if not is_last_rank:
             _enqueue_request(state, l + 1, PREFILLS if lane.prefills > 0 else DECODES, r, time_s)
+        elif lane.prefills > 0:
+            first_token(state, r, time_s)
+            request.prefill_step_s = time_s - lane.run_start_s
+            add_load(state, w, -float(request.input_tokens), 0.0, 0.0)
         else:
-            if lane.prefills > 0:
-                first_token(state, r, time_s)
-                request.prefill_step_s = time_s - lane.run_start_s
-                add_load(state, w, -float(request.input_tokens), 0.0, 0.0)
-            else:
-                if request.last_token_s != since_s:
-                    _count_gap(state, w, since_s, time_s, sequences)
-                    since_s, sequences = request.last_token_s, ZERO
-                sequences += 1
-                request.gap_max_s = max(request.gap_max_s, time_s - since_s)
-                request.generated_tokens += 1
-                request.last_token_s = time_s
+            if request.last_token_s != since_s:
+                _count_gap(state, w, since_s, time_s, sequences)
+                since_s, sequences = request.last_token_s, ZERO
+            sequences += 1
+            request.gap_max_s = max(request.gap_max_s, time_s - since_s)
+            request.generated_tokens += 1
+            request.last_token_s = time_s
+        if is_last_rank:
             _place_next_token(state, w, r, time_s)
         r = following
     _count_gap(state, w, since_s, time_s, sequences)

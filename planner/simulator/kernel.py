@@ -481,13 +481,12 @@ def _kv_readable_s(state, w, v, time_s):
     Its first message to w, sent now if there was none, takes `first_hand_off_s`, but only in the warm-up:
     workers whose first hand-off in the trace is later have had others before the trace began.
     """
-    if len(state.met_s) == 0:
+    if len(state.met_s) == 0:  # First hand-offs take no longer than others.
         return -np.inf
     if state.met_s[w, v] == NEVER:
-        is_cold = time_s < state.window[0]  # The warm-up ends at window[0].
-        state.met_s[w, v] = (
-            time_s + state.types[state.workers[v].type].first_hand_off_s if is_cold else time_s
-        )
+        is_warm_up = time_s < state.window[0]
+        first_s = state.types[state.workers[v].type].first_hand_off_s
+        state.met_s[w, v] = time_s + first_s if is_warm_up else time_s
     return state.met_s[w, v]
 
 

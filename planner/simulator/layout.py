@@ -490,7 +490,7 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)
 ) = range(7, 27)
 COUNTERS = 27
 
-# The indices of State.policy.
+# The indices of State.policy: parameters of policies, and times that the kernel notes for them.
 (
     GAMMA,  # Routing best-fit: the weight of predicted output tokens (Policies.context_weight).
     THETA,  # Routing best-fit: up to this share of a limit workers are filled (Policies.headroom_frac).

@@ -252,15 +252,18 @@ def _pinned_worker(state, r):
     """
     caches, need = state.caches, _needed_blocks(state, r)
     last = NONE  # The deepest node of the prompt that is pinned on any worker.
-    for i in range(cacheable_tree_nodes(state, r) if len(caches.pinned) > 0 else ZERO):
+    nodes = cacheable_tree_nodes(state, r) if len(caches.pinned) > 0 else ZERO
+    for i in range(nodes):
         node, is_any = tree_node_at(state, r, i), False
         for word in caches.pinned[node]:
             is_any |= word != 0
         if not is_any:
             break
         last = node
+    if last == NONE:
+        return _least_score(state, r, True)
     best, best_s = NONE, np.inf
-    for i in range(state.counters[SIZE + ARRIVAL_POOL] if last != NONE else ZERO):
+    for i in range(state.counters[SIZE + ARRIVAL_POOL]):
         w = state.pools[ARRIVAL_POOL, i]
         is_pinned = (caches.pinned[last, w // 64] & worker_bit(w)) != 0
         if not is_pinned or not fits_worker(state, w, need):

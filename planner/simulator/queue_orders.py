@@ -45,9 +45,9 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_has
 from planner.simulator.queues import insert_in_heap, remove_root
 
 TURN_TOKENS = 2.0**22  # The places of a turn (`assign_turn`): more than any prompt has tokens.
-# More tokens than any prompt has. Queues sort by (scheduling batch, tokens) in one number
-# (`enqueue_request`): batch * LONGEST + tokens keeps all keys of a batch below those of the next.
-LONGEST = 1e9
+# More tokens than any request has. Queues sort by (scheduling batch, tokens) in one number
+# (`enqueue_request`): batch * TOKENS_BOUND + tokens keeps all keys of a batch below those of the next.
+TOKENS_BOUND = 1e9
 
 
 @kernel_jit
@@ -69,7 +69,7 @@ def enqueue_request(state, w, r):
         elif worker.filled == kind.queue_batch:
             worker.filled_batch, worker.filled = worker.filled_batch + 1, 0
         worker.filled += 1
-        key = worker.filled_batch * LONGEST + _ranked_tokens(kind, request)
+        key = worker.filled_batch * TOKENS_BOUND + _ranked_tokens(kind, request)
     else:
         key = priority_of(state, w, r)
     worker.first_waiting = insert_in_heap(state.requests, worker.first_waiting, r, key)
@@ -91,7 +91,7 @@ def enqueue_preempted(state, w, r):
         line_up(state, w, r, True)  # True: at the front.
         return
     # Below the keys of all requests that were not preempted, and of all that were preempted earlier.
-    key = -LONGEST * LONGEST * worker.preemptions
+    key = -TOKENS_BOUND * TOKENS_BOUND * worker.preemptions
     worker.first_waiting = insert_in_heap(state.requests, worker.first_waiting, r, key)
 
 
@@ -119,7 +119,7 @@ def _ranked_tokens(kind, request):
     """The tokens by which the orders sjf, ljf and srpt sort, smallest first."""
     tokens = float(request.input_tokens)
     if kind.queue_order == LJF:
-        return LONGEST - tokens
+        return TOKENS_BOUND - tokens
     return tokens if kind.queue_order == SJF else tokens + request.predicted_tokens  # Else srpt.
 
 

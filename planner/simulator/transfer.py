@@ -308,6 +308,7 @@ def _leaves_tokens(state, w):
     l, kind = worker.first_lane, state.types[worker.type]
     lane = state.lanes[l]
     partial = worker.head[PARTIAL]
+    # Decodes alone, even in every seat, do not fill this budget, and there are no adapters to note.
     if partial == NONE and kind.seats * lane.width < kind.token_budget and not passes_over(state):
         return True
     begin_step(state)
@@ -354,7 +355,7 @@ def begin_pulls(state, w, time_s):
     if kind.is_async > 0:
         if worker.first_waiting != NONE or not _leaves_tokens(state, w):
             return
-        steps = min(lane.run_steps, ONE)
+        steps = min(lane.run_steps, ONE)  # The step under way, if there is one.
     is_pulling = False
     while r != NONE:
         following = state.requests[r].next
