@@ -41,7 +41,7 @@ from planner.models.llm import Llm
 from planner.models.memory import worker_memory
 from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, Steady, Traffic, find_goodput
-from planner.search.level0.one_pool import BoundedOption, Search
+from planner.search.level0.one_pool import BoundedOption, Level0Search
 from planner.search.level0.two_pools import PairSimulations, search_two_pools
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import INSTANT, NEVER_FULL_TOKENS, NO_LINK
@@ -293,7 +293,7 @@ def free_counts(
         return rules.prefill.carries(prefill_alone(setting, option.type, n), rate_rps)
 
     # The search of planner/search/level0, without limits. It keeps the best fleet that is offered (`best`).
-    search = Search(FleetLimits(stock={}))
+    search = Level0Search(FleetLimits(stock={}))
     counts: Counts = tuple((_option(pool.role, pool.type), pool.count) for pool in start.pools)
     for _ in range(MOST_GROWTHS):
         if holds(counts):

@@ -53,7 +53,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -146,13 +146,12 @@ class FleetLimits:
         stock = {
             gpu: None if limit == FleetLimit("stock", gpu) else count for gpu, count in self.stock.items()
         }
-        return FleetLimits(
-            stock,
-            None if limit == POWER else self.power_w,
-            None if limit == COST else self.cost_usd_per_h,
-            None if limit == GPUS else self.gpus,
-            self.by_gpu,
-            self.other_workers,
+        return replace(
+            self,
+            stock=stock,
+            power_w=None if limit == POWER else self.power_w,
+            cost_usd_per_h=None if limit == COST else self.cost_usd_per_h,
+            gpus=None if limit == GPUS else self.gpus,
         )
 
     def use_per_worker(self, limit: FleetLimit, worker: WorkerType) -> float:

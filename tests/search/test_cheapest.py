@@ -16,7 +16,7 @@ from planner.fleet import Role, WorkerType
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest_designs, shared_limits
 from planner.search.level0.designs import DesignPool, FleetDesign, PoolQuestion, record_why_not
-from planner.search.level0.one_pool import BoundedOption, Search, least_that_holds
+from planner.search.level0.one_pool import BoundedOption, Level0Search, least_that_holds
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.reasons import reason_text
 from planner.solvers.master import FleetLimits, Option
@@ -59,12 +59,15 @@ class RowsOfTruth(Truth):
 def a_pool(option: Option, least: int, alone: Truth | None = None) -> DesignPool:
     item = BoundedOption(option, least, math.inf, least)
     return DesignPool(
-        item, Search(FleetLimits({})), None if alone is None else alone.holds, pruning_rules.PREFILL_ALONE
+        item,
+        Level0Search(FleetLimits({})),
+        None if alone is None else alone.holds,
+        pruning_rules.PREFILL_ALONE,
     )
 
 
 def a_design(truth: Truth, *pools: DesignPool) -> FleetDesign:
-    return FleetDesign(pools, truth.holds, Search(FleetLimits({})))
+    return FleetDesign(pools, truth.holds, Level0Search(FleetLimits({})))
 
 
 def instance(
@@ -260,7 +263,7 @@ def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
     option = an_option("decode", "a", 1.0)
 
     def asked(busy: int | None, least: int, most: int, likely: int = 1) -> list[int]:
-        search = Search(FleetLimits({}))
+        search = Level0Search(FleetLimits({}))
         pool = DesignPool(BoundedOption(option, 1, math.inf, likely, busy), search, lambda counts: True)
         found = questions_until_known(pool, least, most)
         assert pool.learned.least_holding == (least if least <= most else math.inf)
@@ -279,7 +282,7 @@ def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
 
 
 def test_counts_that_are_taken_to_fail_are_not_asked_about_and_not_called_simulated() -> None:
-    option, search = an_option("decode", "a", 1.0), Search(FleetLimits({}))
+    option, search = an_option("decode", "a", 1.0), Level0Search(FleetLimits({}))
     pool = DesignPool(
         BoundedOption(option, 1, math.inf, assumed_least=30), search, lambda counts: counts[0][1] >= 40
     )
@@ -293,7 +296,7 @@ def test_counts_that_are_taken_to_fail_are_not_asked_about_and_not_called_simula
 
 
 def test_what_was_simulated_is_not_taken_to_fail() -> None:
-    option, search = an_option("decode", "a", 1.0), Search(FleetLimits({}))
+    option, search = an_option("decode", "a", 1.0), Level0Search(FleetLimits({}))
     pool = DesignPool(BoundedOption(option, 1, math.inf, assumed_least=30), search, lambda counts: True)
     pool.learned.least_holding = 20
     pool.assume_few_fail()

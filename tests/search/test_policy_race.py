@@ -23,7 +23,7 @@ from planner.policies import PLANNED_QUEUES
 from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
-from planner.search.level0.one_pool import Search
+from planner.search.level0.one_pool import Level0Search
 from planner.search.mixed import policy_race, policy_search
 from planner.search.mixed.best_fleet import NoFleet
 from planner.search.problem.build_problem import build_problem
@@ -234,7 +234,7 @@ def test_a_policy_begins_with_fleets_beyond_the_budget(monkeypatch: pytest.Monke
     def none_within(problem: Problem, start: Sequence[Fleet], **_: object) -> tuple[NoFleet, Fleet]:
         started_from.append(list(start))
         error = InfeasibleError("none", kind="capacity", constraint="cost", relaxation="")
-        return NoFleet(error, Search(problem.limits), is_every_mix_simulated=False), free.fleet
+        return NoFleet(error, Level0Search(problem.limits), is_every_mix_simulated=False), free.fleet
 
     monkeypatch.setattr(policy_search, "search_or_explain", none_within)
     with pytest.raises(InfeasibleError):

@@ -15,7 +15,7 @@ from planner.domain import Gpu
 from planner.fleet import WorkerType
 from planner.models.latency import StepLatency
 from planner.search.level0 import two_pools
-from planner.search.level0.one_pool import BoundedOption, Search, search_one_pool
+from planner.search.level0.one_pool import BoundedOption, Level0Search, search_one_pool
 from planner.search.level0.two_pools import PairSimulations, search_two_pools
 from planner.search.oracle.fleet_counts import objective_of
 from planner.search.problem.reasons import reason_text
@@ -228,7 +228,7 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
             if holds(counts) and limits.first_exceeded([(o.type, n) for o, n in counts]) is None
         ]
 
-    search = Search(limits)
+    search = Level0Search(limits)
     bounded = {o.name: BoundedOption(o, 1, limits.most_workers(o.type)) for o in (*mixed, *prefill, *decode)}
     if seed % 2:  # guesses, right or wrong
         for name, item in bounded.items():
@@ -269,7 +269,7 @@ def test_prefill_counts_that_leaps_passed_over_are_looked_at_once_a_fleet_is_kno
         (_, n_p), (d, _) = counts
         return d is dear or n_p == 4
 
-    search = Search(FleetLimits({}))
+    search = Level0Search(FleetLimits({}))
     front, *back = (BoundedOption(each, 1, np.inf) for each in (prefill, cheap, dear))
     search_two_pools([front], back, PairSimulations(holds), search, lambda: False)
     assert search.value == 5.0 and search.best == ((prefill, 4), (cheap, 1))
@@ -284,7 +284,7 @@ def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:
         return False
 
     mixed = option("mixed", 1.0)
-    search = Search(FleetLimits({"g": None}))
+    search = Level0Search(FleetLimits({"g": None}))
     search_one_pool([BoundedOption(mixed, 1, np.inf, likely=3)], never, search, lambda: False)
     assert search.best is None and search.most_failed[mixed.name] in asked
     assert reason_text(search.refuted[mixed.name]).startswith(

@@ -185,8 +185,9 @@ def _plan_at_rates(inputs: SearchInputs, rates: Throughput, fleet: Fleet, *, is_
     """
     tested = lower_until_passed(inputs, rates, fleet) if is_kept else None
     throughput = rates if tested is None else tested.rates
-    inputs_now = name_rate_in_messages(at_rate(_with_least_time(inputs), throughput.rate_rps))
-    searched = search_llm(inputs_now, start=[fleet])
+    # The tests may have used up the time that the caller left.
+    inputs_at_rate = name_rate_in_messages(at_rate(_with_least_time(inputs), throughput.rate_rps))
+    searched = search_llm(inputs_at_rate, start=[fleet])
     if tested is not None:
         # In the scenarios of the test no simulation is repeated.
         scenarios = tested.problem.test_scenarios

@@ -56,7 +56,7 @@ FEW_RESIDENCES = 20
 
 # A warning is given if the share of requests that keep all limits is below this part of the SLO's lowest
 # percentile: if that is p90, below 45 %.
-FEW_KEEP = 0.5  # A factor on that percentile.
+FEW_KEEP = 0.5
 
 SHORT_TRACE_S = HOUR_S  # A trace that is shorter is called short.
 # The worst hour of a measured window is reported if the window is at least this long. In a shorter one it
@@ -68,7 +68,7 @@ LATE_FRAC = 0.2
 
 # Where a smaller fleet exceeds a limit by more than this factor, nobody would relax the limit so far: the
 # fleet's capacity is reported as binding, not the limit.
-MOST_RELAXED = 3.0
+MOST_LIMIT_RISE = 3.0
 
 # Placing workers on nodes may take this long, four times what it takes on an idle machine.
 PLACEMENT_S = 40.0
@@ -334,7 +334,7 @@ def simulate_neighbours(
         if fails_by_one_limit and not problem.oracle.has_losses and not problem.draws:
             line = missed_lines[0]
             value_s = line.deciding_s
-            if value_s <= MOST_RELAXED * line.limit.limit_s:
+            if value_s <= MOST_LIMIT_RISE * line.limit.limit_s:
                 unit = OBJECTIVE_UNITS[problem.task.objective]
                 if (saves := objective_paid(problem, best) - objective_paid(problem, fewer)) > 0:
                     binding.append(facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit))

@@ -10,8 +10,9 @@ They come in these parts:
     prices    from which price of a GPU on another fleet is cheaper
 
 Simulations are limited by their requests, and not by seconds alone, so that equal questions give equal
-answers: by BUDGET_REQUESTS plus BUDGET_TIMES the requests of the trace, and for more traffic by
-MORE_REQUESTS. Parts for which these limits or the clock leave no room are named in the result.
+answers: by BUDGET_REQUESTS plus BUDGET_TIMES the requests of the trace, for more traffic by MORE_REQUESTS,
+and for headroom by its few steps of bisection. Parts for which these limits or the clock leave no room are
+named in the result.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,8 +52,8 @@ Value = TypeVar("Value")
 
 # All numbers here are set by hand.
 
-# The simulations of all parts but "traffic" may have BUDGET_REQUESTS requests and BUDGET_TIMES those of the
-# trace, which takes less than a CPU second.
+# The simulations of all parts but "traffic" and "headroom" may have BUDGET_REQUESTS requests and BUDGET_TIMES
+# those of the trace, which takes less than a CPU second.
 BUDGET_REQUESTS = 1_200_000
 BUDGET_TIMES = 4
 # Fleets with fewer and more workers are simulated in at least and at most this many scenarios.
@@ -138,7 +139,7 @@ class RobustnessSearch:
         return request_effort(problem.oracle.fleet(self.best), problem.trace)
 
     def _budget_requests(self) -> float:
-        """How many requests all simulations but those of more traffic may have."""
+        """How many requests all simulations may have but those of more traffic and of headroom."""
         return BUDGET_REQUESTS + BUDGET_TIMES * len(self.problem.trace)
 
     def _may_go_on(self, part: RobustnessPart, requests: float) -> bool:
@@ -244,7 +245,7 @@ class RobustnessSearch:
         )
 
     def _find_headroom(self) -> tuple[HeadroomFact, ...]:
-        """The headroom of the fleet. A plan for production has simulated it already, so it costs nothing."""
+        """The headroom of the fleet. It is not charged: a plan for production has simulated it already."""
         measured = find_headroom(self.problem.oracle, self.best, before_each=self._stop_in_time)
         return (
             HeadroomFact("traffic", measured.headroom.traffic_frac, measured.by_traffic),

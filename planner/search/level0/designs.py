@@ -29,7 +29,7 @@ from planner.search.level0.one_pool import (
     BoundedOption,
     Holds,
     KnownCounts,
-    Search,
+    Level0Search,
     least_that_holds,
     reason_by_bounds,
 )
@@ -80,7 +80,7 @@ class DesignPool:
     def __init__(
         self,
         bounded: BoundedOption,
-        search: Search,
+        search: Level0Search,
         alone: Holds | None = None,
         assumption: PruningRule | None = None,
     ):
@@ -105,7 +105,7 @@ class DesignPool:
         return self.alone is None or self.learned.least_holding == self.least
 
 
-def record_why_not(bounded: BoundedOption, search: Search) -> None:
+def record_why_not(bounded: BoundedOption, search: Level0Search) -> None:
     """Write into `search.refuted` why an option is not in the best fleet."""
     option = bounded.option
     failed = search.learned[option.name].failed
@@ -183,7 +183,7 @@ class FleetDesign:
 
     pools: tuple[DesignPool, ...]
     holds: Holds
-    search: Search
+    search: Level0Search
     llm_problem: object = None  # A `Problem`; nothing here looks into it.
     failed: dict[Vector, int] = field(default_factory=dict)
     least_holding: dict[Vector, int] = field(default_factory=dict)

@@ -18,7 +18,13 @@ from planner.fleet import Fleet, Role
 from planner.policies import ONE_KIND, ONE_POOL, ONLY_PAIRS, TARGETS_OF_ENGINE
 from planner.search.level0 import pruning_rules
 from planner.search.level0.designs import DesignPool, FleetDesign, learn_from
-from planner.search.level0.one_pool import BoundedOption, Holds, Search, first_incumbent, search_one_pool
+from planner.search.level0.one_pool import (
+    BoundedOption,
+    Holds,
+    Level0Search,
+    first_incumbent,
+    search_one_pool,
+)
 from planner.search.level0.two_pools import PairSimulations, pair_up, search_two_pools
 from planner.search.level0.walk import note_cheaper, walk
 from planner.search.oracle.deterministic_parallel import effort_spent
@@ -38,14 +44,14 @@ from planner.units import count_text
 WALK_EFFORT = 4_000_000  # The most effort of simulating every cheaper fleet, in requests simulated.
 # Most cheaper fleets are far too small, and their simulation ends early. Until some are simulated, one of
 # them is taken to cost the mean effort of the search's simulations divided by this. Set by hand.
-FAR_SOONER = 8
+EARLY_END_FACTOR = 8
 # An option whose full step is nearly as long as the tightest limit on gaps (`breaks_gaps`) is ranked as if it
 # needed this many times the guessed workers. Set by hand.
 GAPS_HANDICAP = 1.5
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
 # With more requests than SEATS_REQUESTS a decode pool is assumed to fail (pruning_rules.SEATS) if it has less
-# than FEW_FRAC of the workers that could just generate all tokens. The smallest measured pools that kept up
-# had 0.92 of these workers.
+# than FEW_FRAC of the workers that could just admit all requests in time (master.fewest_decode_workers). The
+# smallest measured pools that kept up had 0.92 of these workers.
 SEATS_REQUESTS = 200_000
 FEW_FRAC = 0.8
 
@@ -60,7 +66,7 @@ class Level0:
     `has_pairs`: pairs of a prefill and a decode pool were not left out.
     """
 
-    search: Search
+    search: Level0Search
     options: tuple[Option, ...]
     bounded: dict[str, BoundedOption]
     mixed: tuple[Counts | None, float]
@@ -147,7 +153,7 @@ def search_level0(
     `prove` they are simulated however many there are, and no pairs are left out by an assumption about the
     link. The fleets of `start` are simulated first.
     """
-    space, search = _Level0Options.of(problem), Search(problem.limits)
+    space, search = _Level0Options.of(problem), Level0Search(problem.limits)
     effort_before, simulations_before = effort_spent(), problem.oracle.simulations
 
     def is_enough() -> bool:
@@ -224,7 +230,9 @@ def likely_fleet(problem: Problem) -> Counts | None:
     return ((mixed[0].option, mixed[0].likely),) if mixed else None
 
 
-def _with_reports(problem: Problem, search: Search, simulate: Holds, *, pool_alone: bool = False) -> Holds:
+def _with_reports(
+    problem: Problem, search: Level0Search, simulate: Holds, *, pool_alone: bool = False
+) -> Holds:
     """The function `simulate` with reports of progress, which raises StoppedError instead of simulating once
     the time is over. With `pool_alone` it simulates one pool of a pair, which is not reported as a fleet.
     """
@@ -247,7 +255,7 @@ def _with_reports(problem: Problem, search: Search, simulate: Holds, *, pool_alo
 def _search_pairs(
     problem: Problem,
     space: _Level0Options,
-    search: Search,
+    search: Level0Search,
     is_enough: Callable[[], bool],
     *,
     of_one_gpu: bool,
@@ -285,7 +293,7 @@ def _pairs(
     ]
 
 
-def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: float) -> Search:
+def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: float) -> Level0Search:
     """Simulate every fleet of level 0 that costs less than `value`, if that takes at most `most_effort` (in
     requests simulated). `level0` is the search of an easier problem; fleets that fail there fail in this one
     too.
@@ -293,7 +301,7 @@ def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: f
     If the result has a `best` fleet, that holds. If it `is_exact`, every fleet that costs less than `best`,
     or without a best fleet less than `value`, fails.
     """
-    search = Search(problem.limits, value=value, assumed=level0.search.assumed & {pruning_rules.LINK})
+    search = Level0Search(problem.limits, value=value, assumed=level0.search.assumed & {pruning_rules.LINK})
     mixed = level0.with_role("mixed")
     pairs = _pairs(level0.with_role("prefill"), level0.with_role("decode"))
     holds = _with_reports(problem, search, problem.oracle.holds)
@@ -312,7 +320,7 @@ def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) ->
     Without `pools_alone` nothing is taken from simulations of a pool alone: a prefill pool that misses TTFT
     alone may keep it in a pair, if few requests decide (pruning_rules.PREFILL_ALONE).
     """
-    oracle, search = problem.oracle, Search(problem.limits)
+    oracle, search = problem.oracle, Level0Search(problem.limits)
     prefill_alone = None
     if pools_alone and not problem.trace.after.size:
         prefill_alone = oracle.prefill_meets_ttft_alone
@@ -337,7 +345,7 @@ def designs_of(problem: Problem, level0: Level0, *, pools_alone: bool = True) ->
 
 
 def _offer_known(
-    problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
+    problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Level0Search
 ) -> None:
     """Offer the search those fleets of `start` that are of level 0 and hold, so that it looks for cheaper
     fleets.
@@ -352,7 +360,7 @@ def _offer_known(
 
 
 def _search_mixed(
-    ordered: list[BoundedOption], holds: Holds, search: Search, is_enough: Callable[[], bool]
+    ordered: list[BoundedOption], holds: Holds, search: Level0Search, is_enough: Callable[[], bool]
 ) -> None:
     """Search fleets of one mixed pool. `ordered` has the most promising options first, and is sorted anew
     here: once a fleet holds, the options on its hardware come first. The first of the fleets with equal
@@ -371,7 +379,7 @@ def _search_mixed(
 
 def _walk_cheaper(
     problem: Problem,
-    search: Search,
+    search: Level0Search,
     mixed: Sequence[BoundedOption],
     pairs: Sequence[tuple[BoundedOption, BoundedOption]],
     holds: Holds,
@@ -384,7 +392,7 @@ def _walk_cheaper(
     Raises StoppedError if the time is over first.
     """
     before = effort_spent()
-    guess = max(mean_effort / FAR_SOONER, LEAST_EFFORT)
+    guess = max(mean_effort / EARLY_END_FACTOR, LEAST_EFFORT)
 
     def may_go_on(done: int, remaining: int) -> bool:
         """Whether the `remaining` fleets fit into `most_effort`, if each takes the mean effort of the `done`

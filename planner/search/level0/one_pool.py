@@ -81,7 +81,7 @@ class KnownCounts:
 
 
 @dataclass(slots=True)
-class Search:
+class Level0Search:
     """State of a level-0 search: the incumbent (`best`, with its `value`), and what was learned on the way.
 
     Four fields are by the name of an option: `least_holding` is the least count known to hold, `most_failed`
@@ -118,7 +118,10 @@ class Search:
 
 
 def first_incumbent(
-    bounded_options: Sequence[BoundedOption], holds: Holds, search: Search, out_of_time: Callable[[], bool]
+    bounded_options: Sequence[BoundedOption],
+    holds: Holds,
+    search: Level0Search,
+    out_of_time: Callable[[], bool],
 ) -> None:
     """Offer the search a fleet that holds and is nearly as cheap as the best of these options.
 
@@ -172,7 +175,10 @@ def first_incumbent(
 
 
 def search_one_pool(
-    bounded_options: Sequence[BoundedOption], holds: Holds, search: Search, out_of_time: Callable[[], bool]
+    bounded_options: Sequence[BoundedOption],
+    holds: Holds,
+    search: Level0Search,
+    out_of_time: Callable[[], bool],
 ) -> None:
     """Search the cheapest fleet of one mixed option; the answer is in `search`. Options are simulated in the
     given order: if a good one comes first, the other options are ruled out with few simulations.

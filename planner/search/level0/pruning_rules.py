@@ -28,7 +28,7 @@ DECODE_ALONE: PruningRule = "follows"
 
 SEATS: PruningRule = "seats"
 """A decode pool has a growing backlog if it has less than 0.8 (`level0_search.FEW_FRAC`) of the workers that
-keep up with the trace's output tokens at the batch size of the most tokens/s
+could just admit all requests in time, each at its batch size of the most tokens/s
 (`master.fewest_decode_workers`).
 """
 

@@ -39,7 +39,7 @@ from planner.domain import ROUNDING
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import cheapest_designs, shared_limits
 from planner.search.level0.designs import DesignPool, FleetDesign, record_why_not
-from planner.search.level0.one_pool import BoundedOption, Holds, Search
+from planner.search.level0.one_pool import BoundedOption, Holds, Level0Search
 from planner.search.oracle.fleet_counts import objective_of
 from planner.solvers.master import Option
 
@@ -68,7 +68,7 @@ def search_two_pools(
     prefills: Sequence[BoundedOption],
     decodes: Sequence[BoundedOption],
     simulations: PairSimulations,
-    search: Search,
+    search: Level0Search,
     out_of_time: Callable[[], bool],
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
 ) -> None:
@@ -118,7 +118,7 @@ def pair_up(
     prefills: Sequence[BoundedOption],
     decodes: Sequence[BoundedOption],
     simulations: PairSimulations,
-    search: Search,
+    search: Level0Search,
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
 ) -> list[FleetDesign]:
     """The `allowed` pairs as designs, with what `search` has learned of their pools. Pairs that cost as much

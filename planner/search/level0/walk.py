@@ -19,7 +19,7 @@ import numpy as np
 from planner.domain import ROUNDING
 from planner.fleet import Role
 from planner.search.level0 import pruning_rules
-from planner.search.level0.one_pool import BoundedOption, Holds, Search
+from planner.search.level0.one_pool import BoundedOption, Holds, Level0Search
 from planner.search.oracle import fleet_counts
 from planner.search.oracle.deterministic_parallel import run_wave
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
@@ -36,7 +36,7 @@ WAVE_SIZE = 32  # Fleets simulated in parallel; fixed, so that answers do not de
 def count_cheaper(
     mixed: Sequence[BoundedOption],
     pairs: Sequence[tuple[BoundedOption, BoundedOption]],
-    search: Search,
+    search: Level0Search,
     value: float,
 ) -> float:
     """How many fleets within the limits, from the least counts on, cost less than `value`."""
@@ -50,7 +50,7 @@ def count_cheaper(
 
 
 def _decode_counts(
-    prefill: BoundedOption, decode: BoundedOption, search: Search, value: float
+    prefill: BoundedOption, decode: BoundedOption, search: Level0Search, value: float
 ) -> tuple[Floats, Floats]:
     """The possible prefill counts (P,) of a pair, and how many decode counts (P,) go with each: those from
     the least one on that are within the limits and below `value`. If prefill counts have no end, the result
@@ -104,7 +104,7 @@ def _decode_counts(
 def cheaper_fleets(
     mixed: Sequence[BoundedOption],
     pairs: Sequence[tuple[BoundedOption, BoundedOption]],
-    search: Search,
+    search: Level0Search,
     value: float,
 ) -> Iterator[fleet_counts.Counts]:
     """The fleets that `count_cheaper` counts."""
@@ -123,7 +123,7 @@ def walk(
     pairs: Sequence[tuple[BoundedOption, BoundedOption]],
     holds: Holds,
     verdicts: fleet_counts.Verdicts,
-    search: Search,
+    search: Level0Search,
     may_go_on: Callable[[int, int], bool],
 ) -> None:
     """Simulate all cheaper fleets as long as `may_go_on(done, left)` allows it; updates `search`.
@@ -179,7 +179,7 @@ def note_cheaper(
     mixed: Sequence[BoundedOption],
     pairs: Sequence[tuple[BoundedOption, BoundedOption]],
     verdicts: fleet_counts.Verdicts,
-    search: Search,
+    search: Level0Search,
 ) -> None:
     """Record in `search` how many fleets are cheaper than the best, and how many of these were simulated."""
     if search.counted_below is not None and search.counted_below[0] == search.value:

@@ -17,7 +17,7 @@ from planner.domain import OWNED, ROUNDING, Gpu, payment_suffix
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import Level0, search_level0
-from planner.search.level0.one_pool import Search
+from planner.search.level0.one_pool import Level0Search
 from planner.search.level0.owned_gpus import owned_candidates
 from planner.search.mixed.infeasible import find_wider_fleets, infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
@@ -60,7 +60,7 @@ class NoFleet:
     """
 
     error: InfeasibleError
-    level0_search: Search
+    level0_search: Level0Search
     is_every_mix_simulated: bool
     wider: tuple[Fleet, ...] = ()
 
@@ -262,7 +262,7 @@ def _uncapped_gpu(option: Option, level0: Level0) -> Gpu | None:
     return gpus.get(base) if base != option.type.gpu.name else None
 
 
-def _check_minimal(search: Search, oracle: Oracle) -> None:
+def _check_minimal(search: Level0Search, oracle: Oracle) -> None:
     """Simulate the best fleet of level 0 with fewer workers. If a smaller fleet holds, it becomes the best.
 
     The search assumes that more workers never make a fleet fail. A smaller fleet that holds contradicts this,

@@ -20,7 +20,7 @@ from planner.search.mixed.least_limits import (
     all_floors,
     find_attained_limits,
     find_least_limits,
-    least_floors,
+    floors_to_relax,
     rounded_up,
     ways_of_limits_text,
 )
@@ -199,7 +199,7 @@ def infeasible(
         if ways or problem.out_of_time() or not (is_proved or mixed.is_exact):
             return _undecided(problem, level0, names, ways)
         # No limit on the fleet helps, so it is the SLO that is out of reach.
-        return out_of_reach(problem, least_floors(problem))
+        return out_of_reach(problem, floors_to_relax(problem))
     simulated = problem.oracle.simulations
     if least is not None:
         reason = str(least)
@@ -241,7 +241,7 @@ def far_beyond(problem: Problem) -> InfeasibleError | None:
     None for all other questions; their error, if no fleet is found, names a relaxation with which a fleet
     holds. None too if the trace is so short that fleets for such a relaxation are quickly simulated.
     """
-    # If `lower` is a number, the bound leaves open whether a fleet is within the limits.
+    # A bound that is a number leaves open whether a fleet is within the limits.
     if problem.bound is not None or len(problem.trace) <= MOST_PROBED_REQUESTS:
         return None
     limits = problem.limits

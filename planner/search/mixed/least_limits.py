@@ -4,8 +4,8 @@ A limit that some fleet keeps comes from the largest fleet of a few fast worker 
 a search with much looser limits (`_relaxed_s`). It may be far looser than needed, because other worker types
 and smaller fleets were not simulated. So it is lowered by bisection between the largest limit that no fleet
 keeps and the smallest that some fleet keeps: level 0 is searched at each value in between, until the two are
-within PRECISION or WORK_S is spent. The floor of a limit is the least value [s] that its percentile can have:
-that with every request on an idle worker.
+within PRECISION or LIMITS_WORK_S is spent. The floor of a limit is the least value [s] that its percentile
+can have: that with every request on an idle worker.
 """
 
 import math
@@ -29,7 +29,7 @@ from planner.units import LEAST_MINUTES_S, show_s
 # Numbers for which no measurement is named are set by hand.
 MOST_RELAXED = 5.0  # Limits are searched up to this multiple. Only the largest fleets may attain looser ones.
 PRECISION = 1.02  # A limit is lowered until no fleet was found at the limit divided by this.
-WORK_S = 20.0  # What all searches for limits that are kept may take, on the search's clock.
+LIMITS_WORK_S = 20.0  # What all searches for limits that are kept may take, on the search's clock.
 MOST_PROBED = 4  # The largest fleets of this many worker types are simulated to see which limits they keep.
 # A probed fleet has at most this many workers: more would be idle on traffic that is short enough to probe.
 MOST_WORKERS = 256
@@ -56,7 +56,7 @@ def find_least_limits(
     single one is enough, or if idle workers miss some limit, then with `together` the limits of `floors` are
     relaxed together, and if that is not enough all limits of the SLO.
     """
-    problem = replace(problem, deadline=min(problem.deadline, now_s() + WORK_S))
+    problem = replace(problem, deadline=min(problem.deadline, now_s() + LIMITS_WORK_S))
     are_idle_enough = all(floor.best_s <= floor.limit.limit_s for floor in floors)
     alone = [(floor,) for floor in floors] if are_idle_enough else []
     ways = list(filter(None, (_least_way(problem, single) for single in alone)))
@@ -72,7 +72,7 @@ def find_attained_limits(problem: Problem) -> list[list[Change]]:
     """Like `find_least_limits`, after a search that has used up its time: the limits that the largest fleets
     of a few worker types attain, not lowered any further.
     """
-    floors = least_floors(problem)
+    floors = floors_to_relax(problem)
     attained_s = in_time(lambda: _attained_s(problem, floors), {})
     way = _changes(problem, _KeptLimits(attained_s, {floor.limit.name: floor.missed_s for floor in floors}))
     return [way] if way else []
@@ -142,8 +142,8 @@ def _seconds_text(seconds: float) -> str:
     return show_s(seconds) if seconds < LEAST_MINUTES_S else f"{seconds:.6g} s"
 
 
-def least_floors(problem: Problem) -> list[Floor]:
-    """The limits below their floors, or all limits if there are none."""
+def floors_to_relax(problem: Problem) -> list[Floor]:
+    """The floors that exceed their limits; all floors if none does."""
     floors = all_floors(problem)
     return [floor for floor in floors if floor.best_s > floor.limit.limit_s] or floors
 
@@ -152,7 +152,8 @@ def all_floors(problem: Problem) -> list[Floor]:
     """Each limit with its floor and the name of the worker type that reaches the floor."""
     floors: list[Floor] = []
     for limit in problem.slo.limits:
-        if limit.selector is not None:  # `lengths` are of all requests, so a class has no floor.
+        # `problem.lengths` are of all requests, so no floor is known for a class; 0 is true of any.
+        if limit.selector is not None:
             floors.append(Floor(limit, 0.0, problem.types[0].name))
             continue
         of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]

@@ -14,7 +14,7 @@ from planner.documents.policy_choices import name_policies
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
 from planner.search.level0.level0_search import likely_fleet
-from planner.search.level0.one_pool import Search
+from planner.search.level0.one_pool import Level0Search
 from planner.search.mixed.agents_reach import find_reachable_fleet
 from planner.search.mixed.best_fleet import (
     FleetSearch,
@@ -124,7 +124,10 @@ def _search_each_choice(
                 policy_problem, start = _with_fitted_router(policy_problem, start)
             except InfeasibleError as error:
                 failures.append(
-                    (policy_problem, NoFleet(error, Search(problem.limits), is_every_mix_simulated=False))
+                    (
+                        policy_problem,
+                        NoFleet(error, Level0Search(problem.limits), is_every_mix_simulated=False),
+                    )
                 )
                 continue
         if len(choices) > 1:

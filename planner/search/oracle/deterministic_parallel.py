@@ -120,8 +120,8 @@ def charge_effort(cost: int) -> None:
 def charge_query(query: object, cost: int | None) -> None:
     """Charge the cost of a query to the meter and the current task; `cost` is None for a cached answer.
 
-    The meter counts each simulation once. A task also pays for an answer that another task of its wave
-    computed, so that its effort does not depend on which of them was first.
+    The meter counts each simulation once. A task pays at every use of an answer that its wave computed, no
+    matter by which task, so that its effort does not depend on which of them was first.
     """
     if cost is not None:
         _current_meter().add(cost)

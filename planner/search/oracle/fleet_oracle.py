@@ -260,7 +260,7 @@ class Oracle:
     infers_kept: bool = False
     verdicts: dict[NamedCounts, bool] = field(default_factory=dict, init=False)
     _queried: set[Hashable] = field(default_factory=set, init=False)  # Keys of cached simulations.
-    _whole_runs: int = field(default=0, init=False)  # Simulations to the end of the trace, never cached.
+    _whole_runs: int = field(default=0, init=False)  # Calls of `simulate_and_judge`, which are never cached.
     # The cost of simulations whose verdicts were cached, in requests of ordinary fleets.
     _effort: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -342,7 +342,7 @@ class Oracle:
         )
 
     def effort(self) -> int:
-        """What the simulations that ran for this oracle have cost, in requests of ordinary fleets."""
+        """What the cached simulations that ran for this oracle have cost, in requests of ordinary fleets."""
         return self._effort + sum(other.effort() for other in (*self._on_draws, *self._in_scenarios))
 
     @property
@@ -360,15 +360,15 @@ class Oracle:
         """Whether a fleet holds. Scenarios are simulated before the trace, because they refute more fleets;
         but below `trace_first_below` the trace refutes most fleets, and is simulated first.
         """
-        written = (self, *self._on_draws)  # On traffic as it is written, in contrast to scenarios.
+        value = objective_of(counts)
         # `refuted_below` is infinite after a search that found no fleet, and minus infinity by default.
         # Neither refutes a fleet.
-        if math.isfinite(self.refuted_below) and objective_of(counts) < self.refuted_below:
+        if math.isfinite(self.refuted_below) and value < self.refuted_below:
             return False
+        written = (self, *self._on_draws)  # On traffic as it is written, in contrast to scenarios.
         if any(oracle._is_known_to_fail(counts) for oracle in written):
             return False
-        runs_trace_first = objective_of(counts) < self.trace_first_below
-        if runs_trace_first and not all(oracle._survives(counts) for oracle in written):
+        if value < self.trace_first_below and not all(oracle._survives(counts) for oracle in written):
             return False
         return self._keeps_enough(counts) and all(oracle._survives(counts) for oracle in written)
 
@@ -552,14 +552,13 @@ class Oracle:
             lost = _splits(min(self.spare_workers, sum(most)), most)
         elif self.spare_nodes:
             lost = self._node_losses(counts)
-        remaining = []
-        for loss in lost:
-            after_loss = [
-                (option, count - lost_workers)
+        return [
+            tuple(
+                (option, (count - lost_workers) // self.downscale)
                 for (option, count), lost_workers in zip(counts, loss, strict=True)
-            ]
-            remaining.append(tuple((option, count // self.downscale) for option, count in after_loss))
-        return remaining
+            )
+            for loss in lost
+        ]
 
     def _without_lone_spot_workers(self, counts: Counts) -> Counts:
         """The fleet without the spot workers of a role that has fewer than `least_off_spot` other workers.
@@ -640,11 +639,12 @@ class Oracle:
         )
 
     def _prefill_alone(self, option: Option, count: int) -> bool:
-        """Whether the pool keeps the limits on TTFT on this oracle's traffic, if requests end with their
-        first tokens: so the workers are simulated as mixed ones without decodes.
+        """Whether the pool keeps the limits on TTFT on this oracle's traffic, if every request ends with its
+        first token. Nothing is handed over then, so the workers are simulated as mixed ones.
         """
+        # A limit for one class lets all other requests wait longer, so this test then rules no pool out.
         if self.slo.selectors:
-            return True  # With limits for classes, other requests may wait longer, so no pool is ruled out.
+            return True
         limits = tuple(limit for limit in self.slo.limits if limit.metric == "ttft")
         slo = Slo(limits, every_s=self.slo.every_s)
 
@@ -660,8 +660,8 @@ class Oracle:
 
     def _decode_alone(self, option: Option, count: int) -> bool:
         """Whether the pool passes the backlog test behind a prefill worker that takes no time."""
-        if self.slo.selectors:
-            return True  # With limits for classes, other requests may wait longer, so no pool is ruled out.
+        if self.slo.selectors:  # As in `_prefill_alone`.
+            return True
         # In this simulation a prompt reaches the pool when it arrives; behind real prefill workers it may
         # come as late as its TTFT limit. With twice the limit it may still wait here as long as the SLO
         # allows. One line with the largest limit is enough, because the backlog test goes by the largest.
@@ -669,10 +669,10 @@ class Oracle:
         slo = Slo((Limit("ttft", 0.0, 2 * max(ttft_s)),) if ttft_s else ())
 
         def fleet() -> Fleet:
-            # The prefill worker drafts as the pool does, but in no time.
-            drafts = option.type.speculation
-            drafts = drafts and replace(drafts, draft_frac=0.0, draft_s=0.0)
-            instant = replace(instant_worker(option.type.gpu), speculation=drafts)
+            # The prefill worker has the pool's drafts and adapters, but they take it no time.
+            instant = instant_worker(option.type.gpu)
+            if (drafts := option.type.speculation) is not None:
+                instant = replace(instant, speculation=replace(drafts, draft_frac=0.0, draft_s=0.0))
             if (lora := option.type.lora) is not None:
                 instant = replace(instant, lora=lora.without_cost())
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))

@@ -33,8 +33,7 @@ def find_headroom(
     `before_each` is called before every share that is looked at, and may raise an error to end the bisection.
     """
     as_written, known_headrooms = oracle.as_written(), oracle.cache.headrooms
-    # Beside the question and the fleet, a headroom depends on which losses must be survived, and on how
-    # pinned prefixes are placed.
+    # A headroom also depends on the losses that must be survived, and on how pinned prefixes are placed.
     spot = (oracle.least_off_spot, frozenset(oracle.spot.items()))
     losses = (oracle.spare_workers, oracle.spare_nodes, spot)
     query = (*oracle.question_key(), oracle.slo, losses, counts, oracle.places_polished(counts))

@@ -43,14 +43,14 @@ class TrafficRequest:
 
 
 class RequestedTraffic(NamedTuple):
-    """Requests that must be served, and a sentence on how they were made from the trace."""
+    """Requests that must be served, and a note on how they were made from the trace."""
 
     requests: Trace
-    how_made: str
+    note: str
 
 
 def requested_traffic(trace: Trace, task: PlanQuestion, *, seed: int) -> RequestedTraffic:
-    """The requests that must be served, and a sentence on how they were made from the trace.
+    """The requests that must be served, and how they were made.
 
     The seed also spreads the stamps of a coarse clock, as `read_trace(path, seed=None)` leaves them. If the
     task has an interval of traffic (`task.robust`), these are the requests at its upper end;
@@ -127,12 +127,11 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
     elif more_frac:
         note += f", {abs(100 * more_frac):g} % {'more' if more_frac > 0 else 'less'} than expected"
     if requests.after.size:
-        # Rescaling and cutting round the arrivals, so those within sessions are computed anew.
+        # Rescaling and cutting rounds the arrivals, so those within sessions are computed anew.
         requests = with_nominal_arrivals(requests)
-    # The arrivals of a trace of sessions are those that there would be if answers took no time.
-    waits = " (if answers took no time)" if requests.after.size else ""
     note += f", {task.window or 'whole trace'}: {len(requests):,} requests in {show_s(requests.duration_s)}"
-    note += waits
+    if requests.after.size:  # The arrivals in a trace of sessions are those without waits for answers.
+        note += " (if answers took no time)"
     if not requests.duration_s > 0:
         instant = "one instant, if answers took no time" if requests.after.size else "one instant"
         lengths = f"input: {requests.input_tokens.mean():.0f}, output: {requests.output_tokens.mean():.0f}"

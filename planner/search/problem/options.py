@@ -108,6 +108,7 @@ class EngineChoices:
     `ranks`: numbers of data-parallel ranks.
     `stages`: depths of pipelines.
     `speculations`: the drafts of a step; None: no drafts.
+    `lora`: the adapters that workers serve; None: no adapters.
     `node_bytes_per_s`: the link between the nodes of a worker that has more GPUs than a node.
     `host_overhead_s`: a time that the question adds to each step, in simulations and in lower bounds.
     `engine`: adds host times in simulations only. Bounds on a step leave them out, which only lowers bounds.
@@ -329,9 +330,9 @@ def _types_of_split(
     slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=split.ep)
     latencies: dict[int, StepLatency] = {}  # By the tokens of the largest CUDA graph; settings share them.
     types = []
-    for budget, most_seqs, drafts in split.settings(engines):
+    for budget, seats, drafts in split.settings(engines):
         # The sampler needs memory for one row of each sequence, and with drafts for SAMPLED_ROWS.
-        sampled_rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
+        sampled_rows = seats if drafts is None else SAMPLED_ROWS * seats
         memory = worker_memory(
             llm,
             gpu,
@@ -346,7 +347,7 @@ def _types_of_split(
         kv_tokens = (memory if slots is None else slots.add_to_memory(memory)).kv_tokens
         if kv_tokens == 0:
             continue
-        captured = captured_tokens(most_seqs, 1 if drafts is None else drafts.most_tokens)
+        captured = captured_tokens(seats, 1 if drafts is None else drafts.most_tokens)
         if captured not in latencies:
             latencies[captured] = split.latency(llm, catalog, engines, captured)
         worker = WorkerType(
@@ -355,7 +356,7 @@ def _types_of_split(
             latencies[captured],
             kv_tokens,
             budget,
-            most_seqs,
+            seats,
             pp,
             engine=engine_with_drafts(engines.simulated_engine, drafts),
             speculation=drafts,

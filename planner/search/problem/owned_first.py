@@ -129,8 +129,9 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
         return float(sum(objective_of_worker(option.type, objective) * count for option, count in counts))
     if problem.option_objective == "cost":
         return paid_whole_usd_per_h(counts)
-    # The other objective with a tie-break is the cost without idle GPUs ("cost-by-gpu").
-    return objective_of(counts) - _tie_break_usd_per_h(problem, counts)
+    # The cost without idle GPUs ("cost-by-gpu"), which counts free GPUs above their price (FREE_USD_PER_H).
+    free_usd = (free_usd_per_h(option.type.gpu) * option.type.gpus * count for option, count in counts)
+    return objective_of(counts) - sum(free_usd)
 
 
 def paid_at_least(problem: Problem, bound: float) -> float:
@@ -146,13 +147,6 @@ def paid_at_least(problem: Problem, bound: float) -> float:
             return 0.0  # A fleet of these GPUs alone may cost nothing.
         bound -= more_usd_per_h * count
     return max(bound, 0.0)
-
-
-def _tie_break_usd_per_h(problem: Problem, counts: Counts) -> float:
-    """How much the objective counts for free GPUs beyond their price (`FREE_USD_PER_H`)."""
-    if problem.task.objective != "cost":
-        return 0.0
-    return sum(free_usd_per_h(option.type.gpu) * option.type.gpus * count for option, count in counts)
 
 
 def _kind_of(option: Option) -> WorkerKind:

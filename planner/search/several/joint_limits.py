@@ -22,7 +22,7 @@ from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
 from planner.solvers.whole_nodes import enough_for
 
-CHEAPER_FRAC = 1e-6  # A saving of a smaller share may be a rounding error, of the solver for example.
+CHEAPER_FRAC = 1e-6  # Two costs that differ by a smaller share may differ by rounding errors alone.
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ All stages but the last two are on paper (shared_paper.py).
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 from planner.documents.catalog import Catalog
@@ -64,21 +65,14 @@ def plan_together(
     """
     with time_limit(time_limit_s) as limit_s:
         deadline = min(limit_s, now_s() + most_work_s)
-
-        def plan(
-            question: SeveralLlmsQuestion, *, own_nodes: bool = False, fills_nodes: bool = False
-        ) -> SharedPlan:
-            return _plan_together(
-                question,
-                catalog,
-                seed,
-                deadline,
-                progress,
-                adds_robustness=adds_robustness,
-                own_nodes=own_nodes,
-                fills_nodes=fills_nodes,
-            )
-
+        plan = partial(
+            _plan_together,
+            catalog=catalog,
+            seed=seed,
+            deadline=deadline,
+            progress=progress,
+            adds_robustness=adds_robustness,
+        )
         return plan_by_bill(plan, _in_whole_nodes(question, catalog), lambda: is_over(deadline), progress)
 
 
@@ -103,14 +97,14 @@ def _in_whole_nodes(question: SeveralLlmsQuestion, catalog: Catalog) -> SeveralL
 
 def _plan_together(
     question: SeveralLlmsQuestion,
+    *,
     catalog: Catalog,
     seed: int,
     deadline: float,
     progress: Progress,
-    *,
     adds_robustness: bool,
-    own_nodes: bool,
-    fills_nodes: bool,
+    own_nodes: bool = False,
+    fills_nodes: bool = False,
 ) -> SharedPlan:
     """All stages of the module's docstring but `bill`. LLMs pay for their GPUs in use; with `own_nodes` for
     whole nodes of their own. With `fills_nodes` a plan in which paid GPUs idle gets its `fewer_gpus`.

@@ -42,6 +42,7 @@ from planner.documents.task import PlanQuestion
 from planner.domain import COST, OWNED, FleetLimit, payment_suffix
 from planner.errors import Change, InfeasibleError
 from planner.search.problem.plan_problem import Progress
+from planner.search.several.joint_limits import CHEAPER_FRAC
 from planner.search.several.shared_paper import gives_way_facts
 from planner.search.several.shared_plan import AnswerTotal, LimitUse, SharedPlan
 from planner.solvers.master import FleetLimits
@@ -50,7 +51,6 @@ from planner.units import in_unit
 # At most this many plans are made after the first, each of which takes as long as the first. With three kinds
 # of GPUs there are six ways to leave out one or two of them.
 MOST_PLANS = 6
-CHEAPER_FRAC = 1e-6  # Two costs that differ by a smaller share differ by rounding errors only.
 # How weak the status of a plan is; 0 for statuses that are not listed. A plan with a smaller bill but a
 # weaker status is no better.
 _STATUS_RANK = {"best found": 1, "not for production": 2}

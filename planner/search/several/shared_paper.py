@@ -20,7 +20,7 @@ from planner.search.evidence.certify import search_llm
 from planner.search.level0.cheapest import Cheapest, cheapest_designs, shared_limits
 from planner.search.level0.designs import FleetDesign, learn_from
 from planner.search.level0.level0_search import WALK_EFFORT, designs_of, search_level0
-from planner.search.level0.one_pool import Search
+from planner.search.level0.one_pool import Level0Search
 from planner.search.level0.walk import cheaper_fleets, count_cheaper
 from planner.search.mixed.best_fleet import FleetSearch, PolicySearch, best_of, find_best_fleet
 from planner.search.mixed.bounds import lower_bound
@@ -350,7 +350,7 @@ def _simulate_all_cheaper(
             level0 = fleet_search.level0
             mixed = level0.with_role("mixed")
             pairs = list(itertools.product(level0.with_role("prefill"), level0.with_role("decode")))
-            search = Search(problem.limits)
+            search = Level0Search(problem.limits)
             count = count_cheaper(mixed, pairs, search, ceiling)
             if not math.isfinite(count) or effort + count * LEAST_EFFORT > WALK_EFFORT:
                 return False
