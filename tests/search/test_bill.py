@@ -13,7 +13,8 @@ from planner.documents.offers import ProviderOffer, Term
 from planner.domain import COST
 from planner.fleet import Fleet
 from planner.models.power import shipped_power
-from planner.search.evidence.findings import place_workers
+from planner.search.evidence.findings import place_workers, used_up_limits
+from planner.search.mixed.infeasible import exceeded
 from planner.search.oracle.fleet_counts import objective_of
 from planner.search.problem.bill import bill_fleet, commitments, paid_whole_usd_per_h
 from planner.search.problem.options import option_of
@@ -86,6 +87,20 @@ def test_fleets_of_many_counts_pay_only_for_kinds_that_stand() -> None:
     assert used == pytest.approx([limits.used(COST, [(plain, n), (capped, m)]) for n, m in counts.tolist()])
     assert used == pytest.approx([16.0, 24.0, 16.0, 24.0])
     assert limits.fit_on_nodes(workers).tolist() == [True, False, True, False]
+
+
+def test_rounding_errors_exceed_no_limit() -> None:
+    """Three workers at 2.1 USD/h cost 6.300000000000001 USD/h. A limit of 6.3 allows them: it is neither to
+    be raised (the error named a change from 6.3 to 6.3) nor used up by two of them.
+    """
+    single = a_pool("a", "mixed", "l40s-48g", 1, 1).type
+    worker = replace(single, gpu=replace(single.gpu, price_usd_per_h=2.1))
+    limits = FleetLimits({}, cost_usd_per_h=6.3)
+    assert exceeded(limits, [(worker, 3)]) == ()
+    assert [change.limit for change in exceeded(limits, [(worker, 4)])] == [COST.name]
+    option = option_of("mixed", worker, "cost")
+    assert used_up_limits(limits, ((option, 2),)) == ()
+    assert [fact.limit for fact in used_up_limits(limits, ((option, 3),))] == [COST]
 
 
 def least_packing(node_gpus: int, sizes: tuple[int, ...]) -> int:

@@ -18,7 +18,7 @@ from planner.documents.certificate import Alternative
 from planner.documents.offers import OLD_DAYS, age_days
 from planner.documents.policy_choices import name_policies
 from planner.documents.task import PlanQuestion, Robust
-from planner.domain import OWNED, SPOT, FleetLimit, Gpu, Slo, payment_suffix, row_of
+from planner.domain import OWNED, ROUNDING, SPOT, FleetLimit, Gpu, Slo, payment_suffix, row_of
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Disturbance, Fleet, Policies, WorkerType
 from planner.models.spread import INTERVAL_SIGMAS, StepTimeSpread
@@ -595,7 +595,8 @@ def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.Binding, ..
     bindings, workers = [], workers_of(best)
     for limit, amount in limits.rows():
         users = [option.type for option, _ in best if limits.use_per_worker(limit, option.type)]
-        if users and all(limits.used(limit, [*workers, (user, 1)]) > amount for user in users):
+        used_with_one_more = [limits.used(limit, [*workers, (user, 1)]) for user in users]
+        if users and min(used_with_one_more) > amount * (1 + ROUNDING):
             bindings.append(facts.UsedUp(limit, limits.used(limit, workers), amount))
     return tuple(bindings)
 

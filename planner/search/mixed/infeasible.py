@@ -369,5 +369,5 @@ def exceeded(limits: FleetLimits, workers: Sequence[tuple[WorkerType, int]]) -> 
         Change(limit.name, amount + owned, enough_for(limit, used, workers, owned), limit.unit)
         for limit, amount, used in uses
         for owned in [limits.stock.get(limit.gpu + OWNED) or 0]
-        if used > amount
+        if used > amount * (1 + ROUNDING)
     )

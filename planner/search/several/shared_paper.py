@@ -325,7 +325,7 @@ def _fewest_are_too_many(searched: Sequence[LlmSearches], limits: FleetLimits) -
     def least_use(limit: FleetLimit) -> float:
         return sum(min(limits.use_per_worker(limit, worker) for worker in types) for types in types_by_llm)
 
-    return any(least_use(limit) > amount for limit, amount in limits.rows())
+    return any(least_use(limit) > amount * (1 + ROUNDING) for limit, amount in limits.rows())
 
 
 def _simulate_all_cheaper(
