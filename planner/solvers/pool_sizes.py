@@ -369,10 +369,9 @@ def most_gpus_in_use(day: DayTerms, lives: Iterable[tuple[int, float, float]], p
     """The most GPUs that workers of these pools, given as (pool, from, to) [s], use at one moment."""
     gpus = {c: day.pools[c].gpus for c in pools}
     in_pools = [(gpus[c], since_s, until_s) for c, since_s, until_s in lives if c in gpus]
-    changes = [change for n, since_s, until_s in in_pools for change in ((since_s, n), (until_s, -n))]
-    # At equal times a worker that ends sorts before one that starts, since its change is negative.
-    in_use = np.cumsum([change for _, change in sorted(changes)])
-    return int(in_use.max()) if len(in_use) else 0
+    return _most_at_once(
+        change for n, since_s, until_s in in_pools for change in ((since_s, n), (until_s, -n))
+    )
 
 
 def most_paid_gpus(day: DayTerms, lives: Iterable[tuple[int, float, float]], pools: Sequence[int]) -> int:
@@ -383,8 +382,7 @@ def most_paid_gpus(day: DayTerms, lives: Iterable[tuple[int, float, float]], poo
         of_kind = [life for life in lives if life[0] in kind.pools]
         for since_s, until_s in _node_lives(day, kind.node_gpus, of_kind):
             changes += [(since_s, kind.node_gpus), (until_s, -kind.node_gpus)]
-    paid_gpus = np.cumsum([change for _, change in sorted(changes)])
-    return int(paid_gpus.max()) if len(paid_gpus) else 0
+    return _most_at_once(changes)
 
 
 def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> float:
@@ -400,7 +398,10 @@ def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> floa
         most_nodes = []
         for kind in day.gpu_kinds():
             of_kind = [life for life in lives if life[0] in kind.pools]
-            most_nodes.append(_most_at_once(_node_lives(day, kind.node_gpus, of_kind)))
+            lives_s = _node_lives(day, kind.node_gpus, of_kind)
+            most_nodes.append(
+                _most_at_once(change for begin_s, end_s in lives_s for change in ((begin_s, 1), (end_s, -1)))
+            )
         return day.all_day_usd(most_nodes)
     for c, since_s, until_s in lives:
         if day.pools[c].node is None:
@@ -420,12 +421,11 @@ def _paid_s(day: DayTerms, life_s: float) -> float:
     return life_s if day.unit_s == 0 else day.count_units(life_s) * day.unit_s
 
 
-def _most_at_once(lives: Iterable[tuple[float, float]]) -> int:
-    """The most of these lives (from, to) [s] at one moment. A life that ends when another begins does not
-    overlap with it.
+def _most_at_once(changes: Iterable[tuple[float, int]]) -> int:
+    """The most in use at one moment, from changes (time [s], how many more). At equal times a change down
+    sorts before one up, so a life that ends when another begins does not overlap with it.
     """
-    changes = sorted(change for since_s, until_s in lives for change in ((since_s, 1), (until_s, -1)))
-    return max(itertools.accumulate((change for _, change in changes), initial=0))
+    return max(itertools.accumulate((more for _, more in sorted(changes)), initial=0))
 
 
 def _node_lives(

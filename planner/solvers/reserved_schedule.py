@@ -45,7 +45,7 @@ from planner.solvers.worker_rule import fit_worker_rule
 from planner.units import HOUR_S, show_amount
 
 Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap, since nobody knows the demand more exactly.
 # The search for the fleet of the peak stops at this gap; it is quick all the same, with only one window.
@@ -121,6 +121,16 @@ class Market:
     slos: Mapping[str, Slo] = field(default_factory=dict)
     note: str = ""
 
+    def types_of(self, llm: str) -> list[int]:
+        """The numbers c of the worker types that serve an LLM."""
+        return [c for c, worker_type in enumerate(self.worker_types) if worker_type.llm == llm]
+
+    def gpus_per_worker(self, offer: GpuOffer) -> Ints:
+        """n_cg (C,): how many of these GPUs one worker of each type has."""
+        return np.array(
+            [worker_type.gpu_counts.get(offer.gpu, 0) for worker_type in self.worker_types], np.int64
+        )
+
     def offers_of(self, worker_type: LlmWorkerType) -> list[tuple[GpuOffer, int]]:
         """The offer of each kind of GPU that a worker has, and how many of them it has."""
         gpu_counts = worker_type.gpu_counts
@@ -179,10 +189,10 @@ class Schedule:
     over the windows. No schedule costs less than `bound_usd_per_h`.
     """
 
-    workers: Counts
-    spot_workers: Counts
-    reserved_gpus: Counts
-    on_demand_gpus: Counts
+    workers: Ints
+    spot_workers: Ints
+    reserved_gpus: Ints
+    on_demand_gpus: Ints
     cost_usd_per_h: float
     bound_usd_per_h: float
 
@@ -207,7 +217,7 @@ def schedule(
     budget = math.inf if market.cost_usd_per_h is None else market.cost_usd_per_h
     unlimited = replace(market, cost_usd_per_h=None)  # The search itself knows the budget.
 
-    def cost_of(counts: Counts) -> float:
+    def cost_of(counts: Ints) -> float:
         """The cost of these workers over all windows; infinite if they break a constraint other than the
         budget.
         """
@@ -259,7 +269,7 @@ def schedule_by_rule(market: Market, demand: Demand) -> Schedule | None:
     _refuse_unsolvable(market, demand)
     workers = np.zeros((len(market.worker_types), demand.rate_rps.shape[1]), np.int64)
     for m, llm in enumerate(demand.llms):
-        llm_worker_types = [c for c, worker_type in enumerate(market.worker_types) if worker_type.llm == llm]
+        llm_worker_types = market.types_of(llm)
         prices = {c: market.highest_usd_per_h(market.worker_types[c]) for c in llm_worker_types}
         cheapest = min(llm_worker_types, key=lambda c: prices[c] / market.worker_types[c].rate_rps)
         rate = demand.rate_rps[m]
@@ -271,7 +281,7 @@ def schedule_by_rule(market: Market, demand: Demand) -> Schedule | None:
     return None if find_broken_constraint(market, demand, priced_schedule) else priced_schedule
 
 
-def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Counts) -> Schedule:
+def buy_gpus(market: Market, demand: Demand, workers: Ints, spot_workers: Ints) -> Schedule:
     """The schedule with these workers and the cheapest mix of reserved and on-demand GPUs for them.
 
     Reserved GPUs that idle beside spot workers count against the stock too.
@@ -281,9 +291,7 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
     on_demand = np.zeros((len(market.offers), windows), np.int64)
     cost = 0.0
     for g, offer in enumerate(market.offers):
-        per_worker = np.array(
-            [worker_type.gpu_counts.get(offer.gpu, 0) for worker_type in market.worker_types], np.int64
-        )
+        per_worker = market.gpus_per_worker(offer)
         gpus, spot_gpus = per_worker @ workers, per_worker @ spot_workers
         levels = reserved_levels(offer, gpus, int(spot_gpus.max()))
         bills = [
@@ -304,7 +312,7 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
     return Schedule(workers, spot_workers, reserved, on_demand, cost, bound_usd_per_h=0.0)
 
 
-def reserved_levels(offer: GpuOffer, gpus: Counts | Floats, most_spot_gpus: int) -> list[int]:
+def reserved_levels(offer: GpuOffer, gpus: Ints | Floats, most_spot_gpus: int) -> list[int]:
     """Numbers of GPUs to reserve, one of which gives the lowest bill. `gpus` (T,) are in use in each window
     or at each moment, beside at most `most_spot_gpus` on spot, which count against the stock too.
     """
@@ -341,7 +349,7 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
     rate = np.array([worker_type.rate_rps for worker_type in market.worker_types])[:, None]
     share = np.array([market.spot_share(worker_type) for worker_type in market.worker_types])[:, None]
     for m, llm in enumerate(demand.llms):
-        llm_worker_types = [c for c, worker_type in enumerate(market.worker_types) if worker_type.llm == llm]
+        llm_worker_types = market.types_of(llm)
         firm = (rate * priced_schedule.workers)[llm_worker_types].sum(axis=0)
         carried = firm + (rate * share * priced_schedule.spot_workers)[llm_worker_types].sum(axis=0)
         least_rps = demand.rate_rps[m] * (1 - RATE_FRAC)
@@ -350,9 +358,7 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
         if (firm < (1 - market.most_spot_frac) * least_rps - ROUNDING).any():
             return f"firm {llm}"
     for g, offer in enumerate(market.offers):
-        gpus = np.array(
-            [worker_type.gpu_counts.get(offer.gpu, 0) for worker_type in market.worker_types], np.int64
-        )
+        gpus = market.gpus_per_worker(offer)
         bought = priced_schedule.reserved_gpus[g] + priced_schedule.on_demand_gpus[g]
         if (gpus @ priced_schedule.workers > bought).any():
             return f"held {offer.gpu}"
@@ -390,7 +396,7 @@ def _windows_model(market: Market, demand: Demand, excess_prices: Sequence[float
     )
     covers, most = [], np.zeros(2 * type_count)
     for m, llm in enumerate(demand.llms):
-        llm_worker_types = np.flatnonzero([worker_type.llm == llm for worker_type in worker_types])
+        llm_worker_types = np.array(market.types_of(llm), np.intp)
         spot = llm_worker_types[share[llm_worker_types] > 0]
         columns = np.concatenate((llm_worker_types, type_count + spot))
         carried = np.concatenate((rate[llm_worker_types], (share * rate)[spot]))
@@ -399,12 +405,7 @@ def _windows_model(market: Market, demand: Demand, excess_prices: Sequence[float
         if len(spot):
             firm = np.concatenate((rate[llm_worker_types], np.zeros(len(spot))))
             covers.append(Cover(columns, firm, (1 - market.most_spot_frac) * demand.rate_rps[m]))
-    gpus_of = np.array(
-        [
-            [float(worker_type.gpu_counts.get(offer.gpu, 0)) for worker_type in worker_types]
-            for offer in offers
-        ]
-    )
+    gpus_of = np.array([market.gpus_per_worker(offer) for offer in offers], float)
     no_gpus, each_gpu = np.zeros((gpu_count, type_count)), np.eye(gpu_count)
     limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
     # The rows held_gt: firm workers have no more GPUs than are on demand and reserved.
@@ -453,9 +454,7 @@ def _window_limits(market: Market) -> dict[FleetLimit, float]:
 def _refuse_unsolvable(market: Market, demand: Demand) -> None:
     """Refuse a demand for an LLM that no worker type serves, and a problem that is too large."""
     for m, llm in enumerate(demand.llms):
-        if demand.rate_rps[m].max() > 0 and all(
-            worker_type.llm != llm for worker_type in market.worker_types
-        ):
+        if demand.rate_rps[m].max() > 0 and not market.types_of(llm):
             served = ", ".join(sorted({worker_type.llm for worker_type in market.worker_types})) or "nothing"
             raise InfeasibleError(
                 f"no worker type serves {llm}, which the demand names; those there are serve {served}: call "

@@ -39,7 +39,7 @@ from planner.domain import ROUNDING
 from planner.solvers.backend import Point, Program, minimise_program, solve_relaxation
 
 Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 # These numbers decide how near bound and schedule come to each other, and how long that takes; any numbers
 # give a valid bound and schedule. They were set by hand.
@@ -121,9 +121,9 @@ class WindowsModel:
         part: Sequence[int],
         prices: SchedulePrices,
         *,
-        before: Counts | None = None,
-        after: Counts | None = None,
-        reserved: Counts | None = None,
+        before: Ints | None = None,
+        after: Ints | None = None,
+        reserved: Ints | None = None,
     ) -> Program:
         """The integer program of the consecutive windows `part`; if these are all windows, the first follows
         the last. The counts (K,) before and after the part, and the reserved GPUs (G,), are fixed where they
@@ -259,13 +259,13 @@ def _round_cover(cover: Cover, divisor: float) -> tuple[Floats, Floats]:
     return np.where(is_useful[:, None], rows, 0.0), np.where(is_useful, np.ceil(needed), 0.0)
 
 
-Proposal = tuple[Counts, Counts]
+Proposal = tuple[Ints, Ints]
 """Workers (K, T) of all windows or (K, L) of a part, and reserved GPUs (G,)."""
 
 
 def search_schedule(
-    model: WindowsModel, cost_of: Callable[[Counts], float], gap_frac: float, budget: float, deadline: float
-) -> tuple[float, Counts | None]:
+    model: WindowsModel, cost_of: Callable[[Ints], float], gap_frac: float, budget: float, deadline: float
+) -> tuple[float, Ints | None]:
     """A lower bound on the cost, infinite if there is no schedule; and the counts (K, T) of workers of the
     best schedule found, None if none was found.
 
@@ -373,7 +373,7 @@ class _PricedParts:
                 proposals.append((workers.astype(np.int64), reserved.astype(np.int64)))
         return bound, proposals if len(proposals) == len(windows_of_parts) else []
 
-    def schedule_in_order(self, reserved: Counts) -> Proposal | None:
+    def schedule_in_order(self, reserved: Ints) -> Proposal | None:
         """A schedule with these reserved GPUs (G,), solved window after window. Each window starts from the
         counts of the one before, and the last is followed by the first. None if a window was not solved.
         """

@@ -590,7 +590,7 @@ def kept_hours(simulation: Simulation, slo: Slo) -> tuple[facts.WorstHour, ...]:
     return () if hour is None or hour.missed else (hour,)
 
 
-def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.Binding, ...]:
+def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.UsedUp, ...]:
     """The limits that are used up: each pool that uses the limit would exceed it with one worker more."""
     bindings, workers = [], workers_of(best)
     for limit, amount in limits.rows():

@@ -44,7 +44,7 @@ from planner.solvers.reserved_schedule import (
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 # The numbers of repairs and their size are our choice: the first few repairs mend most windows.
 MOST_REPAIRS = 12  # A schedule is repaired at most this often.
@@ -100,7 +100,7 @@ class SimulatedSchedule:
     reserved_usd_per_h: float
     on_demand_usd_per_h: float
     spot_usd_per_h: float
-    reserved_gpus: Counts
+    reserved_gpus: Ints
     held_gpus: Floats
     spot_workers_taken: int  # The number of spot workers that the market took away.
     why_missed: str  # Why some windows still miss the SLO; empty if none does.
@@ -223,7 +223,7 @@ class _ScheduledPool:
     pool: Pool
     is_spot: bool
     elastic: ElasticPool
-    sizes: Counts
+    sizes: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,7 +234,7 @@ class _LlmRun:
     pools: tuple[_ScheduledPool, ...]
 
 
-def _pools_of(market: Market, firm: Counts, spot: Counts, llm: ScheduledLlm) -> Iterator[_ScheduledPool]:
+def _pools_of(market: Market, firm: Ints, spot: Ints, llm: ScheduledLlm) -> Iterator[_ScheduledPool]:
     """The pools of an LLM with these firm and spot workers (C, T). Their GPUs have the names under which the
     market's stock counts them.
     """
@@ -273,7 +273,7 @@ class _Rehearsal:
     schedule: Schedule
     llms: Sequence[ScheduledLlm]
 
-    def simulate(self, firm: Counts) -> list[_LlmRun]:
+    def simulate(self, firm: Ints) -> list[_LlmRun]:
         """Simulate each LLM with these firm workers and the schedule's spot workers, all on one stock."""
         market, demand = self.market, self.demand
         fleets, pools_by_llm = [], []
@@ -302,8 +302,8 @@ class _Rehearsal:
         return [_LlmRun(run, pools) for run, pools in zip(runs, pools_by_llm, strict=True)]
 
     def add_workers(
-        self, firm: Counts, runs: Sequence[_LlmRun], miss_counts: Mapping[tuple[int, int], int]
-    ) -> Counts:
+        self, firm: Ints, runs: Sequence[_LlmRun], miss_counts: Mapping[tuple[int, int], int]
+    ) -> Ints:
         """The firm workers with more of them in the windows (m, v) that are missed, as far as the limits
         allow. `miss_counts` says how often each of these windows was missed by now.
         """
@@ -329,9 +329,7 @@ class _Rehearsal:
                     break
         return firm
 
-    def remove_unneeded(
-        self, firm: Counts, runs: list[_LlmRun], deadline: float
-    ) -> tuple[Counts, list[_LlmRun]]:
+    def remove_unneeded(self, firm: Ints, runs: list[_LlmRun], deadline: float) -> tuple[Ints, list[_LlmRun]]:
         """The firm workers without those that were added and that no window needs, with their simulation."""
         for c, t in np.argwhere(firm > self.schedule.workers).tolist():
             while firm[c, t] > self.schedule.workers[c, t] and not is_over(deadline):
@@ -405,7 +403,7 @@ def _gpus_over_time(
 class _Bill(NamedTuple):
     """The reserved GPUs (G,) of the least bill, and what reserved, on-demand and spot GPUs cost [USD/h]."""
 
-    reserved_gpus: Counts
+    reserved_gpus: Ints
     reserved: float
     on_demand: float
     spot: float
