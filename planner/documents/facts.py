@@ -1008,8 +1008,8 @@ class Commitment:
     at_planned: tuple[str, ...]
 
 
-# Headroom is searched in steps of 0.5 %, up to twice the traffic or twice the step times. Both were set by
-# hand: a reader needs no finer figure, and a fleet that stands twice as much is far from any limit.
+# Headroom is bisected to 0.5 %, up to twice the traffic or twice the step times. Both were set by hand: a
+# reader needs no finer figure, and a fleet that stands twice as much is far from any limit.
 HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0
 
 
@@ -1017,8 +1017,8 @@ HEADROOM_STEP_FRAC, HEADROOM_MOST_FRAC = 0.005, 1.0
 class Headroom:
     """How far a plan's fleet keeps the SLO beyond the question: how much longer steps, how much more traffic.
 
-    Both shares are multiples of HEADROOM_STEP_FRAC up to HEADROOM_MOST_FRAC. The fleet keeps the SLO at every
-    sampled rate up to `traffic_frac`.
+    Both shares are exact to HEADROOM_STEP_FRAC, and HEADROOM_MOST_FRAC at most. The fleet keeps the SLO at
+    every share up to them that was simulated.
     """
 
     steps_frac: float

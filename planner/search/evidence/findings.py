@@ -304,44 +304,35 @@ def simulate_neighbours(
         oracle, remaining = (problem.oracle, fewer) if failing_loss is None else failing_loss
         is_other_draw = oracle is not problem.oracle
         after_losses = sum(count for _, count in remaining) < sum(count for _, count in fewer)
-        # Without workers, or with only one of prefill and decode workers, nothing can be simulated.
-        if not has_whole_pairs(option for option, count in remaining if count > 0):
-            neighbours.append(
-                facts.Neighbour(
-                    pool,
-                    option.type.name,
-                    holds=False,
-                    outcome=None,
-                    on_other_draw=is_other_draw,
-                    after_losses=after_losses,
-                )
-            )
-            continue
-        _, verdict = oracle.simulate_and_judge(oracle.fleet(remaining), record=True)
-        outcome = outcome_of(verdict, problem.slo)
+        verdict = None  # Without workers of some role nothing can be simulated.
+        if has_whole_pairs(option for option, count in remaining if count > 0):
+            _, verdict = oracle.simulate_and_judge(oracle.fleet(remaining), record=True)
+        outcome = None if verdict is None else outcome_of(verdict, problem.slo)
         neighbours.append(
             facts.Neighbour(pool, option.type.name, holds, outcome, is_other_draw, after_losses)
         )
-        missed_lines = verdict.missed
-        fails_by_one_limit = (
-            len(missed_lines) == 1
-            and verdict.is_steady
-            and verdict.attainment_holds
-            and verdict.guarantees_hold
-        )
-        # With losses or several draws, the fleet may miss other limits in simulations that are not judged
-        # here.
-        if fails_by_one_limit and not problem.oracle.has_losses and not problem.draws:
-            line = missed_lines[0]
-            value_s = line.deciding_s
-            if value_s <= MOST_LIMIT_RISE * line.limit.limit_s:
-                unit = OBJECTIVE_UNITS[problem.task.objective]
-                if (saves := objective_paid(problem, best) - objective_paid(problem, fewer)) > 0:
-                    binding.append(facts.LimitBinds(line.limit, pool, option.type.name, value_s, saves, unit))
-                    continue
-        if not holds:
+        if verdict is None:
+            continue
+        line = _only_missed_line(problem, verdict)
+        saves = objective_paid(problem, best) - objective_paid(problem, fewer)
+        if line is not None and saves > 0:
+            unit = OBJECTIVE_UNITS[problem.task.objective]
+            binding.append(facts.LimitBinds(line.limit, pool, option.type.name, line.deciding_s, saves, unit))
+        elif not holds:
             binding.append(facts.CapacityBinds(neighbours[-1]))
     return tuple(neighbours), tuple(binding)
+
+
+def _only_missed_line(problem: Problem, verdict: Verdict) -> LineVerdict | None:
+    """The line of the SLO that is all a fleet misses, by no more than MOST_LIMIT_RISE; None if there is none.
+    With losses or several draws None too: simulations that are not judged here may miss other lines.
+    """
+    if len(verdict.missed) != 1 or problem.oracle.has_losses or problem.draws:
+        return None
+    (line,) = verdict.missed
+    misses_nothing_else = verdict.is_steady and verdict.attainment_holds and verdict.guarantees_hold
+    is_near = line.deciding_s <= MOST_LIMIT_RISE * line.limit.limit_s
+    return line if misses_nothing_else and is_near else None
 
 
 def simulate_longer_steps(

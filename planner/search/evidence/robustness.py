@@ -52,8 +52,8 @@ Value = TypeVar("Value")
 
 # All numbers here are set by hand.
 
-# The simulations of all parts but "traffic" and "headroom" may have BUDGET_REQUESTS requests and BUDGET_TIMES
-# those of the trace, which takes less than a CPU second.
+# The simulations of all parts but "traffic" and "headroom" may have BUDGET_REQUESTS requests, which take 1.5
+# CPU seconds, and BUDGET_TIMES those of the trace.
 BUDGET_REQUESTS = 1_200_000
 BUDGET_TIMES = 4
 # Fleets with fewer and more workers are simulated in at least and at most this many scenarios.

@@ -35,7 +35,7 @@ import numpy.typing as npt
 from planner.domain import COST, ROUNDING, FleetLimit
 from planner.search.level0.designs import (
     DesignPool,
-    DesignQuery,
+    DesignQuestion,
     DesignTerms,
     FleetDesign,
     RowQuestion,
@@ -235,7 +235,7 @@ def cheapest_designs(
         if text != shown_text:
             progress(text)
             shown_text = text
-        questions: list[DesignQuery] = []
+        questions: list[DesignQuestion] = []
         for i in unknown:
             candidates = [chosen[i]]
             if len(tables) == 1:
@@ -244,7 +244,7 @@ def cheapest_designs(
         is_stopped = not _answer_all(questions)
 
 
-def _answer_all(questions: Sequence[DesignQuery]) -> bool:
+def _answer_all(questions: Sequence[DesignQuestion]) -> bool:
     """Simulate all questions and record their answers. Returns False if the time limit comes first; then only
     the fleets that were already found to hold are recorded.
     """
@@ -379,12 +379,12 @@ class _DesignTable:
         below = ceiling * (1 - ROUNDING)
         return [column for column in self._current_columns() if column.value < below]
 
-    def questions(self, columns: Sequence[_Column], ceiling: float) -> list[DesignQuery]:
+    def questions(self, columns: Sequence[_Column], ceiling: float) -> list[DesignQuestion]:
         """Questions about the designs of these columns, WAVE or a few more. First the pools of a design are
         simulated alone (all of them for a single design, else one at a time); once their least counts are
         known, the row of the first column of the design is simulated.
         """
-        questions: list[DesignQuery] = []
+        questions: list[DesignQuestion] = []
         has_question: set[FleetDesign | DesignPool] = set()
         for column in columns:
             design = column.design

@@ -49,14 +49,14 @@ NEAR_GUESS = 1.5
 Vector = tuple[int, ...]  # Workers of each pool of a design. All numbers but the last identify a row.
 
 
-class DesignQuery(Protocol):
+class DesignQuestion(Protocol):
     """A question about a design that simulations answer: `PoolQuestion` or `RowQuestion`."""
 
     def simulate(self) -> None:
-        """Find the answer. Several queries may do so at the same time, so this changes only the query."""
+        """Find the answer. Several questions may do so at the same time, so this changes nothing else."""
 
     def record_answer(self) -> None:
-        """Store the answer in the design and the search. Queries do so one after another."""
+        """Store the answer in the design and the search. Questions do so one after another."""
 
 
 @dataclass(frozen=True, slots=True)

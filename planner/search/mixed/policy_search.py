@@ -90,7 +90,8 @@ def _check_simulated(problem: Problem) -> None:
         options = [first_of[role] for role in roles if role in first_of]
         if len(options) == len(roles):
             try:
-                return check_policies(oracle.fleet(tuple((option, 1) for option in options)))
+                check_policies(oracle.fleet(tuple((option, 1) for option in options)))
+                return
             except InputError as error:
                 errors.append(error)
     if errors:

@@ -51,7 +51,8 @@ SEARCH_LEAST = 20
 SEARCH_MOST = 32
 # The scenarios of a test come in blocks of this many. Step times are spread evenly over a block.
 TEST_BLOCK = 32
-# Scenarios of one kind stay in memory up to this many requests together, more than a test has.
+# Scenarios of one kind stay in memory up to this many requests together: all that a test draws, unless a
+# single one is so long that the least number of them has more.
 KEPT_REQUESTS = 7_000_000
 # These numbers end the seeds of draws beside a scenario's requests, so that each draws numbers of its own.
 STEP_TIME_STREAM = 1

@@ -155,7 +155,7 @@ def _find_survivor(
     """
     may_miss, production_value = loss_problem.oracle.may_miss, objective_of(best)
     strict = with_scenarios(loss_problem, loss_problem.oracle.scenarios[may_miss:], 0)
-    cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
+    cheapest = in_time(lambda: _cheapest_enlarged(strict, scenario_problem, paper, best), None)
     # No fleet that survives a loss costs less than production, so one at its price is the cheapest.
     if cheapest is None or objective_of(cheapest) > production_value * loss_problem.same_value_factor:
         for searched_problem in (strict, loss_problem):
@@ -172,7 +172,7 @@ def _find_survivor(
     return cheapest
 
 
-def _cheapest_n_plus_one(
+def _cheapest_enlarged(
     loss_problem: Problem, scenario_problem: Problem, paper: FleetSearch, best: Counts
 ) -> Counts | None:
     """The cheapest of these fleets that survives a loss: production with one more worker of each kind; the

@@ -247,7 +247,7 @@ def find_most_traffic(inputs: SearchInputs, *, before_production: bool = False) 
         for policies in choices:
             with_policy = plan_problem.with_policies(problem, policies)
             best = _full_pool_that_holds(with_policy, rate_rps, failed_full, best_fleets)
-            if best is None and not _is_mixed(workers_of):
+            if best is None and not _is_mixed_pool(workers_of):
                 some_types = restrict_to_workers(with_policy, workers_of)
                 level0 = search_level0(some_types, best_fleets, walks=not before_production, any_will_do=True)
                 best = level0.search.best
@@ -347,7 +347,7 @@ class _KeptSearch:
             hard_problem = plan_problem.with_scenarios(problem, hardest, most_missed)
             start = self._known_fleets.setdefault(policies, [self._paper_fleet])
             best = _full_pool_that_holds(hard_problem, rate_rps, self._failed_pools, start)
-            if best is None and not _is_mixed(self._paper_fleet):
+            if best is None and not _is_mixed_pool(self._paper_fleet):
                 on_paper = counts_of(self._paper_fleet, problem.options())
                 if on_paper and problem.allows(on_paper) and hard_problem.oracle.holds(on_paper):
                     best = on_paper
@@ -368,7 +368,7 @@ class _KeptSearch:
             failed_pools = self._failed_of_all if workers_of is None else self._failed_pools
             best = _full_pool_that_holds(problem, rate_rps, failed_pools, start)
             problem = with_search_limit(problem, LEAST_SEARCH_REQUESTS)
-            if best is None and not _is_mixed(workers_of):
+            if best is None and not _is_mixed_pool(workers_of):
                 some_types = restrict_to_workers(problem, workers_of)
                 best = search_level0(some_types, start, walks=False, any_will_do=True).search.best
             if best is None and any_mix:
@@ -506,7 +506,7 @@ def _full_pool_that_holds(
     return None
 
 
-def _is_mixed(fleet: Fleet | None) -> bool:
+def _is_mixed_pool(fleet: Fleet | None) -> bool:
     """Whether a fleet is one mixed pool, of which `_full_pool_that_holds` finds the largest."""
     return fleet is not None and [pool.role for pool in fleet.pools] == ["mixed"]
 

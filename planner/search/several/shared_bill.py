@@ -48,8 +48,8 @@ from planner.search.several.shared_plan import AnswerTotal, LimitUse, SharedPlan
 from planner.solvers.master import FleetLimits
 from planner.units import in_unit
 
-# At most this many plans are made after the first, each of which takes as long as the first. With three kinds
-# of GPUs there are six ways to leave out one or two of them.
+# Steps 2 and 3 make at most this many plans, each of which takes as long as the first. With three kinds of
+# GPUs there are six ways to leave out one or two of them.
 MOST_PLANS = 6
 # How weak the status of a plan is; 0 for statuses that are not listed. A plan with a smaller bill but a
 # weaker status is no better.
