@@ -32,7 +32,7 @@ from planner.search.level0.walk import every_mix
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import objective_of
-from planner.search.oracle.fleet_oracle import VerdictCache
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem, with_policies
 

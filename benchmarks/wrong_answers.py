@@ -47,8 +47,8 @@ from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import lower_bound
 from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_counts import Counts, objective_of
-from planner.search.oracle.fleet_oracle import VerdictCache
 from planner.search.oracle.traffic_request import TrafficRequest, requested_traffic
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Conditions, Problem

@@ -119,7 +119,7 @@ def _plan_one(options: PlanOptions) -> None:
     from planner.files.scarce_resources import missing_resource
     from planner.reports import output
     from planner.search.evidence.long_traces import searched_requests
-    from planner.search.oracle.fleet_oracle import VerdictCache
+    from planner.search.oracle.verdict_cache import VerdictCache
     from planner.search.oracle.work_clock import work_limit_s
     from planner.studies.what_if import Study
 

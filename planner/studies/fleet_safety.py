@@ -11,9 +11,10 @@ from planner.documents.facts import KeptIn
 from planner.documents.task import PlanQuestion
 from planner.domain import Slo
 from planner.fleet import Fleet
-from planner.search.oracle.fleet_oracle import MeasuredHeadroom, Oracle
+from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.scenarios import TESTED, Scenarios
+from planner.search.oracle.verdict_cache import MeasuredHeadroom
 from planner.search.production.scenario_test import ScenarioTest, is_test_passed
 from planner.traffic.trace import Trace
 

@@ -1,7 +1,7 @@
 """Answers several questions about one trace: how the plan changes with the question, and what each limit
 costs.
 
-Searches share their simulations (`fleet_oracle.VerdictCache`). A search for a changed question starts from
+Searches share their simulations (`verdict_cache.VerdictCache`). A search for a changed question starts from
 the fleet of the question before, and keeps that fleet if no other costs less, so that no change is without a
 reason.
 
@@ -40,9 +40,9 @@ from planner.search.mixed.policy_search import search_policies
 from planner.search.mixed.router_fit import fit_router
 from planner.search.oracle import work_clock
 from planner.search.oracle.fleet_counts import objective_of
-from planner.search.oracle.fleet_oracle import VerdictCache
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.traffic_request import TrafficRequest, further_traffic, requested_traffic
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.oracle.work_clock import USUAL_LIMIT_S, ended_by, now_s, time_limit
 from planner.search.problem import plan_problem
 from planner.search.problem.bill import bill_fleet

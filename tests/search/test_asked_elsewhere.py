@@ -26,7 +26,8 @@ from planner.search.oracle.deterministic_parallel import (
     remember_verdict,
     run_wave,
 )
-from planner.search.oracle.fleet_oracle import Oracle, is_looser
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.verdict_cache import is_looser
 from planner.search.oracle.work_clock import time_limit
 from planner.solvers.master import Option
 

@@ -21,7 +21,8 @@ from planner.fleet import Policies
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective_of
-from planner.search.oracle.fleet_oracle import Oracle, VerdictCache
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.link import link_too_slow
 from planner.search.problem.options import OptionLeftOut, decode_options, mixed_options, prefill_options

@@ -27,7 +27,8 @@ from planner.search.evidence.findings import (
     worst_hour,
 )
 from planner.search.evidence.plan import Plan
-from planner.search.oracle.fleet_oracle import Oracle, is_looser
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.verdict_cache import is_looser
 from planner.search.problem.bill import bill_fleet
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge_slo

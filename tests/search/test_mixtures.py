@@ -14,7 +14,7 @@ from planner.search.mixed import mixed_fleets
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
 from planner.search.mixed.mixtures import CandidateFleets, improve_nearby
 from planner.search.oracle.fleet_counts import Counts, in_order, names_of, objective_of
-from planner.search.oracle.fleet_oracle import VerdictCache
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.oracle.work_clock import now_s
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options

@@ -23,8 +23,8 @@ from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.search.evidence.certify import plan
 from planner.search.oracle import resuming, simulation_queries
-from planner.search.oracle.fleet_oracle import VerdictCache
 from planner.search.oracle.resuming import VerdictFile, question_digest, trace_digest, verdict_name
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.problem.plan_problem import Conditions
 from planner.traffic.trace import Trace
 

@@ -23,8 +23,9 @@ from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.rows import cost_rows
 from planner.search.evidence.certify import plan
 from planner.search.mixed.bounds import lower_bound
-from planner.search.oracle.fleet_oracle import Oracle, VerdictCache
+from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Problem, with_policies

@@ -28,7 +28,7 @@ from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError, InputError, MostKept
 from planner.reports.fact_sentences import fact_sentence, fact_sentences_of
 from planner.search.evidence.certify import plan
-from planner.search.oracle.fleet_oracle import VerdictCache, is_looser
+from planner.search.oracle.verdict_cache import VerdictCache, is_looser
 from planner.simulator import judge_slo, simulate
 from planner.studies.what_if import (
     ChangedQuestion,

@@ -14,7 +14,8 @@ from planner.domain import Gpu, Limit, Metric, Slo
 from planner.fleet import Policies, WorkerType
 from planner.models.latency import StepLatency
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import Oracle, VerdictCache
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem

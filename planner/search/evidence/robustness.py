@@ -38,8 +38,9 @@ from planner.domain import ROUNDING, Limit
 from planner.fleet import Fleet, WorkerType
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import Oracle, VerdictCache, request_effort
+from planner.search.oracle.fleet_oracle import Oracle, request_effort
 from planner.search.oracle.headroom import find_headroom, most_that_holds, with_traffic
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.prefixes.pinning import Pinning
 from planner.search.problem.bill import bill_fleet

@@ -15,7 +15,8 @@ from planner.documents.facts import HEADROOM_MOST_FRAC, HEADROOM_STEP_FRAC, Head
 from planner.domain import Limit
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import MeasuredHeadroom, Oracle, VerdictCache
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.verdict_cache import MeasuredHeadroom, VerdictCache
 from planner.traffic.scaling import with_times_the_traffic
 
 # A trace with at most this many requests is short. On one of 40 requests bisection once found +36 %, though

@@ -65,7 +65,7 @@ class Scenario:
     """One of the scenarios of `source`. Its requests are drawn at the first access of `trace`.
 
     `step_time_sigmas` has the errors of the (prefill, decode) step times, in standard deviations above the
-    median. `known` caches the simulations of fleets in this scenario (`fleet_oracle.VerdictCache.known`), and
+    median. `known` caches the simulations of fleets in this scenario (`VerdictCache.known`), and
     `kept_fleets` those that keep the SLO; both leave the memory together with the scenario.
     """
 

@@ -22,8 +22,8 @@ from planner.documents.task import Spot
 from planner.fleet import Disturbance, Fleet
 from planner.policies import ROUTING
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.fleet_oracle import VerdictCache
 from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers.repeats import Repeats, run_until_decided

@@ -16,8 +16,9 @@ from planner.models.llm import Llm
 from planner.policies import ROUTING, routes_to_ranks
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import SAME_PRICE, Counts, is_within
-from planner.search.oracle.fleet_oracle import Oracle, VerdictCache
+from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import Scenario, Scenarios
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.oracle.work_clock import EFFORT_S, is_over
 from planner.search.prefixes.pinning import Pinning
 from planner.search.problem.options import (

@@ -26,7 +26,8 @@ from planner.search.mixed.best_fleet import FleetSearch, PolicySearch, best_of, 
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, names_of, objective_of, workers_of
-from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, VerdictCache
+from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle
+from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import OBJECTIVE_UNITS
