@@ -41,11 +41,9 @@ def lower_bound(problem: Problem) -> float | None:
         slo, trace = problem.slo, problem.trace
         # By when the work of requests must be done: for the SLO, and for the test of the simulator that the
         # backlog does not grow (required_work.py).
-        obligations = [
-            deadlines
-            for deadlines in (find_deadlines(slo, trace), find_backlog_deadlines(slo, trace))
-            if deadlines is not None
-        ]
+        obligations = [find_deadlines(slo, trace)]
+        if (backlog := find_backlog_deadlines(slo, trace)) is not None:
+            obligations.append(backlog)
         burst_bound = demand_bound(options, trace, problem.lengths, obligations, deadline)
     if time.monotonic() > deadline:
         return burst_bound
@@ -58,17 +56,16 @@ def _load(problem: Problem) -> TrafficLoad:
     """The work and KV transfers that the traffic requires of any fleet, for the linear program over fleets
     (solvers/master.py).
     """
-    network = problem.task.network
+    hits, network = problem.hits, problem.task.network
+    # If prefixes may be pinned in caches, shared tokens count as cached from the start.
+    may_pin = problem.task.policies.may_pin
     return TrafficLoad(
-        # If prefixes may be pinned in caches, shared tokens count as cached from the start.
-        workload=problem.hits.workload(may_pin=problem.task.policies.may_pin)
-        if problem.hits
-        else to_classes(problem.trace),
+        workload=to_classes(problem.trace) if hits is None else hits.workload(may_pin=may_pin),
         slo_work=problem.slo_work,
         kv_bytes_per_token=problem.llm.kv_bytes_per_token,
         # With a topology each node has a link of its own (fleet.Network): no link that all share is a limit.
         link_bytes_per_s=math.inf if network.topology else network.bandwidth_bytes_per_s,
-        is_cached=problem.hits is not None,
+        is_cached=hits is not None,
     )
 
 

@@ -38,7 +38,7 @@ from planner.search.oracle.fleet_counts import (
 )
 from planner.search.oracle.more_workers import may_take_for_granted
 from planner.search.oracle.scenarios import Scenario
-from planner.search.oracle.simulation_queries import MOST_REUSED_REQUESTS, QueryRunner, SimulationQuery
+from planner.search.oracle.simulation_queries import QueryRunner, SimulationQuery
 from planner.search.oracle.verdict_cache import SimulationKey, VerdictCache
 from planner.search.oracle.work_clock import StoppedError, is_over
 from planner.search.prefixes.pinning import Pinning
@@ -156,10 +156,8 @@ class Oracle:
     _query_runner: QueryRunner = field(init=False)
 
     def __post_init__(self) -> None:
-        # A reused query runner keeps its arrays between simulations. Only an oracle of a scenario has
-        # step-time sigmas, and arrays of dozens of long scenarios would fill the memory.
-        is_reused = self.step_time_sigmas is None or len(self.trace) <= MOST_REUSED_REQUESTS
-        self._query_runner = QueryRunner(self._traffic, reused=is_reused)
+        # Arrays of dozens of long scenarios would fill the memory. Only oracles of scenarios have sigmas.
+        self._query_runner = QueryRunner(self._traffic, reused=self.step_time_sigmas is None)
         self._on_draws = tuple(self.as_written(trace=trace) for trace in self.draws)
         self._in_scenarios = tuple(self.in_scenario(scenario) for scenario in self.scenarios)
 

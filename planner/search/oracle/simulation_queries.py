@@ -27,9 +27,9 @@ from planner.simulator.replay import RequestRecords, is_long, read_if_kept, simu
 from planner.simulator.slo_verdict import Verdict, judge_slo
 from planner.traffic.trace import Trace, judged_span_s, last_tenth_s
 
-# The simulator's arrays of a scenario are reused from query to query, unless the scenario has more requests
-# than this: there are dozens of scenarios, and their arrays would fill the memory.
-MOST_REUSED_REQUESTS = 20_000
+# A question has dozens of scenarios. The simulator's arrays of those with more requests than this are not
+# kept from query to query, because they would fill the memory.
+MOST_REUSED_REQUESTS = 24_000
 # A worker process keeps the `TraceSimulations` of at most this many traces and scenarios, the newest.
 MOST_TRAFFICS = 16
 
@@ -47,13 +47,14 @@ class SimulationQuery:
 
 
 class TraceSimulations:
-    """Simulates one trace; may be used from several threads. With `reused` the simulations, one after the
-    other, use the same arrays for the records of requests, instead of new ones.
+    """Simulates one trace; may be used from several threads. With `reused`, and for traces of at most
+    MOST_REUSED_REQUESTS, the simulations, one after the other, use the same arrays for the records of
+    requests, instead of new ones.
     """
 
-    def __init__(self, trace: Trace, *, reused: bool = True) -> None:
-        self.trace, self._reused = trace, reused
-        self._requests = RequestRecords(trace, reused=reused)
+    def __init__(self, trace: Trace, *, reused: bool) -> None:
+        self.trace, self._reused = trace, reused or len(trace) <= MOST_REUSED_REQUESTS
+        self._requests = RequestRecords(trace, reused=self._reused)
         self._prompts: tuple[Trace, RequestRecords] | None = None
 
     def _prompts_alone(self) -> tuple[Trace, RequestRecords]:
@@ -142,7 +143,7 @@ def _is_steady(state: State, trace: Trace, patience_s: float) -> bool:
 
 class QueryRunner:
     """Answers queries about one traffic: a trace, or a scenario, which is drawn when it is first needed.
-    `reused` is as in `TraceSimulations`; traffic of at most MOST_REUSED_REQUESTS requests is always reused.
+    `reused` is as in `TraceSimulations`.
     """
 
     def __init__(self, traffic: Trace | Scenario, *, reused: bool) -> None:
@@ -172,10 +173,7 @@ class QueryRunner:
         """The `TraceSimulations` of this process, made when it is first needed."""
         with self._lock:
             if self._simulations is None:
-                trace = _trace_of(self._traffic)
-                self._simulations = TraceSimulations(
-                    trace, reused=self._reused or len(trace) <= MOST_REUSED_REQUESTS
-                )
+                self._simulations = TraceSimulations(_trace_of(self._traffic), reused=self._reused)
             return self._simulations
 
 
@@ -243,10 +241,7 @@ def _answer_in_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> 
         if simulations is None:
             while len(_simulations) >= MOST_TRAFFICS:
                 del _simulations[next(iter(_simulations))]  # The oldest.
-            writable = make_writable(trace)
-            simulations = _simulations[name] = TraceSimulations(
-                writable, reused=reused or len(writable) <= MOST_REUSED_REQUESTS
-            )
+            simulations = _simulations[name] = TraceSimulations(make_writable(trace), reused=reused)
     return simulations.answer(query)
 
 
