@@ -202,7 +202,7 @@ def _form_step(state, l, time_s, preemptions):
         if worker.running == 0:
             worker.idle_since_s = time_s
         return True
-    # Like steps are simulated as one run, unless the next one may have other requests: after a preemption; if
+    # Similar steps are simulated as one run, unless the next may have other requests: after a preemption; if
     # TetriInfer's admission (RESERVE_DYNAMIC) may find room after any step; if the engine will know of more
     # requests, seats or blocks at the next step.
     goes_on = not has_preempted and worker.preemptions == preemptions
@@ -982,7 +982,7 @@ def step_time_factor(state, w):
 
 @kernel_jit
 def _launch_step_alone(state, l, time_s, goes_on):
-    """Start the step formed on lane l. With `goes_on`, like steps after it are simulated in its run."""
+    """Start the step formed on lane l. With `goes_on`, similar steps after it are simulated in its run."""
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]

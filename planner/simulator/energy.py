@@ -19,9 +19,8 @@ from planner.models.kv_layout import kv_layout
 from planner.models.llm import Llm
 from planner.models.power import Power, shipped_power
 from planner.simulator.layout import run_seconds
-from planner.simulator.simulation import Simulation
+from planner.simulator.simulation import Floats, Simulation
 
-Floats = npt.NDArray[np.float64]
 LEAST_IDLE_FRAC = 1e-9  # A smaller idle share of the window is rounding: the worker was never idle.
 LEAST_WINDOW_S = 1e-9  # A window without length counts as this long, because energy is divided by the length.
 

@@ -48,7 +48,7 @@ class LinkedProgram(JITCodeLibrary):
 
     def finalize(self):
         libraries = dict.fromkeys(self._linking_libraries)
-        for library in (todo := list(libraries)):
+        for library in (todo := list(libraries)):  # The list grows while it is walked.
             if isinstance(library, LinkedFunction):
                 todo += [other for other in library._linking_libraries if other not in libraries]
                 libraries.update(dict.fromkeys(todo))

@@ -31,7 +31,7 @@ from planner.simulator.linking import FunctionCompiler, ProgramCompiler
 _ROOM, _PLANNER = Path(__file__).parent, Path(__file__).parents[1]
 # The files outside planner/simulator/ from which compiled functions take constants.
 _BELOW = (
-    *("domain.py", "fleet.py", "policies.py"),
+    *("domain.py", "policies.py"),
     *("models/foreign_forms.py", "models/parallelism.py", "models/speculation.py"),
 )
 _FILES = (*sorted(_ROOM.glob("*.py")), *(_PLANNER / name for name in _BELOW))

@@ -47,7 +47,7 @@ MEMORY = np.dtype(  # The CPU memory of a worker.
 LOAD = np.dtype(  # What a request loads from the memory of its worker, and stores in it.
     [
         ("next", "i8"),  # The next request in the list LEFT.
-        ("left_step", "i8"),  # The asynchronous step with whose end it left (NONE: of another engine).
+        ("left_step", "i8"),  # The step with whose end it left; NONE unless the engine is asynchronous.
         ("nodes", "i8"),  # How many nodes are being loaded: the last ones of the request's `computed_tokens`.
         ("begun_s", "f8"),  # When its load began ...
         ("end_s", "f8"),  # ... and when it ends.

@@ -37,9 +37,8 @@ import numpy.typing as npt
 
 from planner.domain import ServiceGuarantee, Slo
 from planner.simulator.layout import REJECTED
-from planner.simulator.simulation import Simulation
+from planner.simulator.simulation import Floats, Simulation
 
-Floats = npt.NDArray[np.float64]
 Spans = npt.NDArray[np.float64]  # (S, 2): starts and ends [s] of disjoint spans of time, in order.
 SHARE_TOLERANCE = 1e-9  # A share that misses a guarantee by no more than this fraction misses it by rounding.
 PARTS_TOLERANCE = 1e-12  # Rounding may shorten a span by this fraction, which must not lose a window.

@@ -169,6 +169,7 @@ def _enqueue_task(state, w, code, skips):
 
 @kernel_jit
 def _dequeue_task(state, w, code):
+    """Take a task out of the queue of machine w."""
     worker = state.workers[w]
     i = 0
     while state.queues[w, i] != code:
@@ -197,6 +198,7 @@ def _insert_in_list(state, w, list_number, r, successor):
 
 @kernel_jit
 def _remove_from_list(state, w, list_number, r):
+    """Take request r out of list `list_number` of machine w."""
     worker, k = state.workers[w], min(list_number, ONE)
     successor, predecessor = state.tasks[r].next[k], state.tasks[r].previous[k]
     if predecessor == NONE:
@@ -536,6 +538,7 @@ def _finish_decodes(state, w, time_s):
 
 @kernel_jit
 def _release_and_finish(state, w, r, time_s):
+    """Finish request r, which has its last token, and give back its KV on machine w."""
     state.machines[w].reserved_tokens -= whole_tokens(state, r)
     state.machines[w].promised_tokens -= whole_tokens(state, r)
     state.workers[w].running -= 1
@@ -592,6 +595,7 @@ def _send_kv(state, r, time_s):
 
 @kernel_jit
 def _release_prompt_kv(state, w, r):
+    """Give back the KV of the prompt of r on machine w, from which it has been sent."""
     state.machines[w].reserved_tokens -= prompt_tokens(state, r)
     state.machines[w].promised_tokens -= prompt_tokens(state, r)
 

@@ -4,7 +4,7 @@ vLLM's decode workers pull: a transfer begins with a step that has a seat, block
 left, or at once where the worker is idle. A request whose LoRA adapter has no slot in that step is passed
 over. Other engines (TYPE.pulls_kv is 0) are sent KV as soon as they have the blocks.
 
-Like steps are simulated together, as a run. When something comes to a worker, its run is cut after the step
+Similar steps are simulated at once, as a run. When something comes to a worker, its run is cut after the step
 in progress. `cause` is the lane or the link whose event brought what came, NONE for an arrival: of two events
 at one moment the one of the lower index comes first. An asynchronous engine forms its next step while one
 runs, so what comes meanwhile can only be in the step after the next. A seat is one of the max_num_seqs places
@@ -282,10 +282,10 @@ def _knows_of_kv(worker, request):
 
 @kernel_jit
 def _may_pull(state, w, r, steps, time_s):
-    """Whether request r may be pulled to worker w with a step that its engine forms now, and which is
-    preceded by `steps` - 1 steps of its run.
+    """Whether request r may be pulled to worker w with the next step that its engine forms. `steps` steps of
+    its run have begun by then; where the engine is not asynchronous, this next one is among them.
 
-    It needs a free seat, though it takes none until its KV is there.
+    The request needs a free seat, though it takes none until its KV is there.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]

@@ -20,9 +20,8 @@ from planner.fleet import Fleet
 from planner.models.power import step_utilisations
 from planner.simulator.energy import measured_runs, run_load
 from planner.simulator.layout import run_seconds
-from planner.simulator.simulation import Simulation
+from planner.simulator.simulation import Floats, Simulation
 
-Floats = npt.NDArray[np.float64]
 SUM_TOLERANCE = 1e-12  # More than the relative rounding error of a sum of weights.
 
 

@@ -6,9 +6,10 @@ than a node has takes whole nodes. The nodes of a worker are its place.
 
 Two workers at the same place hand over by NVLink: `within_bytes_per_s` of the topology, by default
 `link_bandwidth` of the GPU's row in catalogs/gpus.yaml. Each pipeline stage is then beside the same stage of
-the other worker (DistServe, arXiv:2401.09670, section 4.2), and transfers do not slow each other down. Others
-use the NIC of the prefill worker's place (`network: bandwidth`), or between racks the uplink of its rack, if
-that is slower. On a NIC or an uplink a transfer waits for earlier ones of the same link.
+the other worker (DistServe, arXiv:2401.09670, section 4.2), and transfers do not slow each other down. From
+one place to another KV takes the NIC of the prefill worker's place (`network: bandwidth`), or between racks
+the uplink of its rack, if that is slower. On a NIC or an uplink a transfer waits for earlier ones of the same
+link.
 """
 
 from __future__ import annotations
