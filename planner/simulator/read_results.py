@@ -80,6 +80,8 @@ def read_simulation(
     adapter, adapters = trace.adapter, trace.adapters
     if state.adapters is not None and fleet.lora is not None and not adapters:  # They were drawn.
         adapter, adapters = state.adapters.adapter_of - 1, adapter_names(fleet.lora)
+    has_caches = state.caches is not None and fleet.policies.prefix_cache
+    loads = None if state.offload is None else state.offload.loads
     return Simulation(
         arrival_s=arrival_s,
         input_tokens=trace.input_tokens,
@@ -107,14 +109,10 @@ def read_simulation(
         runs=runs,
         parts=state.parts[: state.counters[layout.PARTS]],
         # In this and the next field, NONE (-1) tokens of a request that was never admitted become 0.
-        cached_tokens=np.maximum(state.caches.prompts["hit_tokens"], 0)
-        if state.caches is not None and fleet.policies.prefix_cache
-        else None,
-        reloaded_tokens=None
-        if state.offload is None
-        else np.maximum(state.offload.loads["loaded_tokens"], 0),
-        disk_tokens=None if state.offload is None else state.offload.loads["disk_tokens"],
-        reload_s=np.zeros(0) if state.offload is None else state.offload.loads["waited_s"],
+        cached_tokens=np.maximum(state.caches.prompts["hit_tokens"], 0) if has_caches else None,
+        reloaded_tokens=None if loads is None else np.maximum(loads["loaded_tokens"], 0),
+        disk_tokens=None if loads is None else loads["disk_tokens"],
+        reload_s=np.zeros(0) if loads is None else loads["waited_s"],
         tenant=trace.tenant,
         tenants=trace.tenants,
         adapter=adapter,

@@ -263,28 +263,37 @@ def _random_with_room(state, pool, r, need, policy, time_s):
 
 
 @kernel_jit
-def _lower_of_two_random(state, pool, need):
-    """The worker with the lower score of two drawn at random; the first drawn if scores are equal.
-
-    Free blocks do not count, as routers with this policy do not see KV caches.
+def _two_at_random(state, pool, need, blocks, is_strict):
+    """Two workers drawn at random among those that `_had_room` names; one twice if it is alone, NONE twice
+    if there is none.
     """
     count = 0
     for i in range(state.counters[SIZE + pool]):
-        count += fits_worker(state, state.pools[pool, i], need)
-    if count == 0:
-        return NONE
-    first, second = _draw_two_below(state, count)
+        count += _had_room(state, state.pools[pool, i], need, blocks, is_strict)
     one, other = NONE, NONE
+    if count == 0:
+        return one, other
+    first, second = _draw_two_below(state, count)
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
-        if fits_worker(state, w, need):
+        if _had_room(state, w, need, blocks, is_strict):
             if first == 0:
                 one = w
             if second == 0:
                 other = w
             first -= 1
             second -= 1
-    return other if state.score[other] < state.score[one] else one
+    return one, other
+
+
+@kernel_jit
+def _lower_of_two_random(state, pool, need):
+    """The worker with the lower score of two drawn at random; the first drawn if scores are equal.
+
+    Free blocks do not count, as routers with this policy do not see KV caches.
+    """
+    one, other = _two_at_random(state, pool, need, need, False)
+    return other if one != NONE and state.score[other] < state.score[one] else one
 
 
 @kernel_jit
@@ -301,23 +310,9 @@ def _heavy_light(state, pool, r, need, time_s):
         _report_loads(state, time_s)
     blocks = blocks_of(request.input_tokens + max(request.predicted_tokens, 1))
     for is_strict in (True, False):
-        count = 0
-        for i in range(state.counters[SIZE + pool]):
-            count += _had_room(state, state.pools[pool, i], need, blocks, is_strict)
-        if count == 0:
-            continue
-        first, second = _draw_two_below(state, count)
-        one, other = NONE, NONE
-        for i in range(state.counters[SIZE + pool]):
-            w = state.pools[pool, i]
-            if _had_room(state, w, need, blocks, is_strict):
-                if first == 0:
-                    one = w
-                if second == 0:
-                    other = w
-                first -= 1
-                second -= 1
-        return other if _has_fewer_alike(state, other, one, r) else one
+        one, other = _two_at_random(state, pool, need, blocks, is_strict)
+        if one != NONE:
+            return other if _has_fewer_alike(state, other, one, r) else one
     return NONE
 
 
