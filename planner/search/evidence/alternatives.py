@@ -8,7 +8,7 @@ from functools import partial
 from planner.documents.certificate import Alternative
 from planner.documents.facts import NoneUpTo, Note, Remarked
 from planner.search.level0.level0_search import Level0
-from planner.search.level0.one_pool import PRICE_GROWTH, least_that_holds
+from planner.search.level0.one_pool import PRICE_GROWTH, BoundedOption, least_that_holds
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts, largest_below, objective_of
 from planner.search.problem.options import breaks_gaps, hardware_of
@@ -118,101 +118,120 @@ def _cheapest_by_gpu(
     return dict(zip(groups, run_each(cheapest_of, groups.values()), strict=True))
 
 
-def _known_ranges(
-    problem: Problem, level0: Level0, options: Sequence[Option]
-) -> tuple[dict[str, int], dict[str, float]]:
-    """The most workers known to fail, and the most that are allowed, by the option's name."""
-    most_failed = {
-        option.name: max(level0.search.most_failed.get(option.name, 0), level0.bounded[option.name].least - 1)
-        for option in options
-    }
-    # `level0` may be a search without budgets. Its counts then exceed what the budgets allow.
-    most = {
-        option.name: min(level0.bounded[option.name].most, problem.limits.most_workers(option.type))
-        for option in options
-    }
-    return most_failed, most
+@dataclass(slots=True)
+class _PoolSearch:
+    """A search for the cheapest mixed pool of one option. `options` are in the order in which they are tried.
+
+    `most_failed` and `most` are by the option's name: the largest count known to fail, and the most workers
+    that are allowed. `counts` is the cheapest pool found so far; only pools below the price `ceiling` are
+    simulated. A simulation that holds takes 1 of `simulations_left`.
+    """
+
+    problem: Problem
+    options: Sequence[Option]
+    most_failed: dict[str, int]
+    most: Mapping[str, float]
+    simulations_left: float
+    ceiling: float
+    counts: Counts | None = None
+
+    def has_stopped(self) -> bool:
+        """Whether the effort or the time is used up."""
+        return self.simulations_left <= 0 or self.problem.out_of_time()
+
+    def check_holds(self, option: Option, count: int) -> bool:
+        """Whether this many workers hold; then they are the cheapest pool so far."""
+        pool = ((option, count),)
+        holds = self.problem.oracle.holds(pool)
+        self.simulations_left -= 1 if holds else FAILED_SHARE
+        if holds:
+            self.counts, self.ceiling = pool, objective_of(pool)
+        else:
+            self.most_failed[option.name] = max(self.most_failed[option.name], count)
+        return holds
+
+    def most_below(self, option: Option, price: float) -> int:
+        """The most workers of this option for less than `price`; 0 if this many have failed."""
+        count = min(self.most[option.name], largest_below(option, price))
+        return int(count) if self.most_failed[option.name] < count < math.inf else 0
+
+    def find_any(self, least: float) -> None:
+        """Find some pool that holds, if none is known. One option of each worker size (TP, PP, DP) is
+        simulated up to a price that grows from `least` on; at the last price, the ceiling, all options are.
+        """
+        # The first option of each size: later entries of a dict replace earlier ones, hence `reversed`.
+        one_per_size = {hardware_of(option): option for option in reversed(self.options)}.values()
+        price = least * PRICE_GROWTH
+        while self.counts is None and price < PRICE_GROWTH * self.ceiling and not self.has_stopped():
+            for option in one_per_size if price < self.ceiling else self.options:
+                if self.has_stopped():
+                    break
+                count = self.most_below(option, min(price, self.ceiling))
+                if count and self.check_holds(option, count):
+                    break
+            price *= PRICE_GROWTH
+
+    def find_cheapest(self, bounds: Mapping[str, BoundedOption]) -> bool:
+        """Search every option below the price of the known pool. Returns whether all were searched."""
+        for option in self.options:
+            if not (count := self.most_below(option, self.ceiling)):
+                continue
+            if self.has_stopped():
+                return False
+            least, bounded = self.most_failed[option.name] + 1, bounds[option.name]
+            least_that_holds(partial(self.check_holds, option), least, count, bounded)
+        return True
 
 
 def _cheapest_mixed(
     problem: Problem, level0: Level0, options: Sequence[Option], best: Counts, value: float, effort: int
 ) -> _GpuTypeAlone:
-    """The cheapest mixed pool of one of these options, within ALONE_TIMES the plan's value and `effort`.
-
-    If no such pool is known, one option of each worker size (TP, PP, DP) is simulated up to a price that
-    grows until one holds. Then every option is searched below the price of that pool.
-    """
-    oracle, search = problem.oracle, level0.search
-    simulations_left = max(effort / sum(map(len, (problem.trace, *problem.draws))), ALONE_LEAST_SIMULATIONS)
-    # By option: the largest count known to fail, and the most workers that may be used.
-    most_failed, most = _known_ranges(problem, level0, options)
-    counts = None
-    notes: tuple[Note, ...] = ()
-    ceiling = ALONE_TIMES * value  # The search is below this price.
-
-    def check_holds(option: Option, count: int) -> bool:
-        nonlocal simulations_left
-        answer = oracle.holds(((option, count),))
-        simulations_left -= 1 if answer else FAILED_SHARE
-        if not answer:
-            most_failed[option.name] = max(most_failed[option.name], count)
-        return answer
-
-    def most_below(option: Option, price: float) -> int:
-        """The most workers of this option for less than `price`; 0 if this many have failed."""
-        count = min(most[option.name], largest_below(option, price))
-        return int(count) if most_failed[option.name] < count < math.inf else 0
-
-    def has_stopped() -> bool:
-        return simulations_left <= 0 or problem.out_of_time()
-
-    ordered = sorted(options, key=partial(_search_order, problem, level0))
-    known_to_hold = [  # The options of which level 0 knows a count that holds.
-        option
-        for option in ordered
-        if option.name in search.least_holding and search.least_holding[option.name] <= most[option.name]
-    ]
-    is_own_type = all(option in options for option, _ in best)
-    if len(best) == 1 and is_own_type:  # The plan is such a pool itself.
-        counts, ceiling = best, value
-    elif known_to_hold and not has_stopped():
-        first = known_to_hold[0]
-        if check_holds(first, count := search.least_holding[first.name]):
-            counts = ((first, count),)
-            ceiling = objective_of(counts)
-    # The first option of each worker size: later entries of a dict replace earlier ones, hence `reversed`.
-    one_per_size = {hardware_of(option): option for option in reversed(ordered)}.values()
+    """The cheapest mixed pool of one of these options, within ALONE_TIMES the plan's value and `effort`."""
+    level0_search, bounds = level0.search, level0.bounded
+    search = _PoolSearch(
+        problem,
+        options=sorted(options, key=partial(_search_order, problem, level0)),
+        most_failed={
+            option.name: max(level0_search.most_failed.get(option.name, 0), bounds[option.name].least - 1)
+            for option in options
+        },
+        # `level0` may be a search without budgets. Its counts then exceed what the budgets allow.
+        most={
+            option.name: min(bounds[option.name].most, problem.limits.most_workers(option.type))
+            for option in options
+        },
+        simulations_left=max(
+            effort / sum(map(len, (problem.trace, *problem.draws))), ALONE_LEAST_SIMULATIONS
+        ),
+        ceiling=ALONE_TIMES * value,
+    )
+    # The first option of which level 0 knows a count that holds.
+    known = (
+        (option, level0_search.least_holding[option.name])
+        for option in search.options
+        if option.name in level0_search.least_holding
+        and level0_search.least_holding[option.name] <= search.most[option.name]
+    )
+    if len(best) == 1 and best[0][0] in options:  # The plan is such a pool itself.
+        search.counts, search.ceiling = best, value
+    elif not search.has_stopped() and (first := next(known, None)):
+        search.check_holds(*first)
     # A pool needs more workers than the largest count that failed, and costs no less than the best fleet of
-    # an exhausted search. So the price begins above the larger of these two costs.
-    least = min(objective_of(((option, most_failed[option.name] + 1),)) for option in options)
-    price = max(least, search.value if search.is_exhausted else 0.0) * PRICE_GROWTH
-    while counts is None and price < PRICE_GROWTH * ceiling and not has_stopped():
-        # At the last price, the ceiling, all options are simulated.
-        for option in one_per_size if price < ceiling else ordered:
-            if has_stopped():
-                break
-            if (count := most_below(option, min(price, ceiling))) and check_holds(option, count):
-                counts = ((option, count),)
-                ceiling = objective_of(counts)
-                break
-        price *= PRICE_GROWTH
-    for option in ordered if counts else ():
-        if not (count := most_below(option, ceiling)):
-            continue
-        if has_stopped():
-            notes = (Remarked("perhaps-not-cheapest"),)
-            break
-        bounded = level0.bounded[option.name]
-        fewest = least_that_holds(partial(check_holds, option), most_failed[option.name] + 1, count, bounded)
-        if fewest is not None:
-            counts = ((option, fewest),)
-            ceiling = objective_of(counts)
-    if counts is not None:
-        return _GpuTypeAlone(counts, ceiling, 0.0, notes)
-    least = min(objective_paid(problem, ((option, most_failed[option.name] + 1),)) for option in options)
-    if search.is_exhausted and search.best is not None:
-        least = max(least, objective_paid(problem, search.best))
-    why = Remarked("effort-ended") if has_stopped() else _why_none(most, options, most_failed)
+    # an exhausted search.
+    least = min(objective_of(((option, search.most_failed[option.name] + 1),)) for option in options)
+    search.find_any(max(least, level0_search.value if level0_search.is_exhausted else 0.0))
+    if search.counts is not None:
+        notes = () if search.find_cheapest(bounds) else (Remarked("perhaps-not-cheapest"),)
+        return _GpuTypeAlone(search.counts, search.ceiling, 0.0, notes)
+    failed = search.most_failed
+    least = min(objective_paid(problem, ((option, failed[option.name] + 1),)) for option in options)
+    if level0_search.is_exhausted and level0_search.best is not None:
+        least = max(least, objective_paid(problem, level0_search.best))
+    why: Note = NoneUpTo(ALONE_TIMES)
+    if search.has_stopped():
+        why = Remarked("effort-ended")
+    elif all(failed[option.name] >= search.most[option.name] for option in options):
+        why = Remarked("all-too-few")
     return _GpuTypeAlone(None, math.inf, least, (why,))
 
 
@@ -224,10 +243,3 @@ def _search_order(problem: Problem, level0: Level0, option: Option) -> tuple[boo
     is_late = option.name not in least_holding and breaks_gaps(option.type, problem.slo)
     count = least_holding.get(option.name, level0.bounded[option.name].likely)
     return is_late, objective_of(((option, count),)), -option.type.max_num_batched_tokens
-
-
-def _why_none(most: Mapping[str, float], options: Sequence[Option], failed: Mapping[str, int]) -> Note:
-    """The reason why no pool of one GPU type was found."""
-    if all(failed[option.name] >= most[option.name] for option in options):
-        return Remarked("all-too-few")
-    return NoneUpTo(ALONE_TIMES)
