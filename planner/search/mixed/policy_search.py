@@ -114,15 +114,10 @@ def _search_each_choice(
         _check_simulated(with_policies(problem, policies))
     for policies in choices:
         policy_problem = with_policies(problem, policies)
-        best_counts = best_of(searches).result.best if searches else None
-        if best_counts is not None and not policy_problem.can_route(options_of(best_counts)):
-            best_counts = None
-        if policies.prefix_cache and best_counts is not None:
-            # The router's settings are fitted to the best fleet so far.
-            policy_problem = with_policies(problem, fit_router(policy_problem.oracle, best_counts))
-        elif policies.prefix_cache:  # No fleet is known yet.
+        if policies.prefix_cache:
+            best_so_far = best_of(searches).result.best if searches else None
             try:
-                policy_problem, start = _with_fitted_router(policy_problem, start)
+                policy_problem, start = _with_fitted_router(policy_problem, best_so_far, start)
             except InfeasibleError as error:
                 failures.append(
                     (
@@ -168,14 +163,18 @@ def _needs_caches(problem: Problem) -> bool:
     return bool(unreachable_limits(problem.slo, problem.types, requests_to_judge(problem.slo, problem.trace)))
 
 
-def _with_fitted_router(problem: Problem, start: Sequence[Fleet]) -> tuple[Problem, Sequence[Fleet]]:
-    """The problem with its router fitted to a fleet of a likely size, because no fleet is known yet that
-    keeps the SLO; and the fleets to start from.
+def _with_fitted_router(
+    problem: Problem, best_so_far: Counts | None, start: Sequence[Fleet]
+) -> tuple[Problem, Sequence[Fleet]]:
+    """The problem with its router fitted to the best fleet so far, or to a fleet of a likely size while none
+    is known that keeps the SLO; and the fleets to start from.
 
     A router whose settings do not suit the prefixes may send all requests to one worker, and then no number
     of workers keeps the SLO. Raises InfeasibleError if the traffic is of described agents, and no fleet keeps
     the SLO even with fitted settings (agents_reach.py).
     """
+    if best_so_far is not None and problem.can_route(options_of(best_so_far)):
+        return with_policies(problem, fit_router(problem.oracle, best_so_far)), start
     likely = likely_fleet(problem)
     if likely is None:
         return problem, start
