@@ -460,8 +460,7 @@ def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnsw
     """
     level0 = scratch.search_result.level0
     options = [option for option, _ in running]
-    mixed_best, one_gpu_best = level0.mixed[0], level0.one_gpu[0]  # Each is a fleet and its value.
-    for counts in (scratch.search_result.best, level0.search.best, mixed_best, one_gpu_best):
+    for counts in (scratch.search_result.best, level0.search.best, level0.mixed, level0.one_gpu):
         options += [option for option, _ in counts or ()]
     unique: dict[str, Option] = {}
     for option in options:

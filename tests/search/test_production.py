@@ -119,7 +119,7 @@ def test_a_design_over_the_budget_does_not_grow() -> None:
     assert best is not None
     kept = tuple((option, 2 * count) for option, count in best)
     budget = replace(asked.limits, cost_usd_per_h=0.9 * objective_of(kept))
-    level0 = replace(paper.level0, mixed=(kept, objective_of(kept)))
+    level0 = replace(paper.level0, mixed=kept)
     other = next(option for option in level0.options if option not in dict(kept))
     paper = replace(paper, best=((other, 1),), level0=level0)
     asked = replace(asked, limits=budget)
@@ -153,7 +153,7 @@ def test_a_pool_of_another_gpu_grows_below_a_dear_fleet() -> None:
     problem, paper = best_of(search_llm(SearchInputs(question(**SAFE), traffic(), CATALOG)))
     asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
     assert best is not None
-    nothing = replace(paper.level0, mixed=(None, math.inf), one_gpu=(None, math.inf))
+    nothing = replace(paper.level0, mixed=None, one_gpu=None)
     mixed_of_gpu = {o.type.gpu.name: o for o in paper.level0.options if o.role == "mixed"}
     cheapest_gpus = set()
     for option in mixed_of_gpu.values():

@@ -54,16 +54,14 @@ def find_alternatives(
     is_mixed = all(option.role == "mixed" for option, _ in best)
     # Kinds that are simpler than the plan, each with the best known fleet of the kind.
     kinds: list[tuple[str, Counts | None]] = []
+    pools = [pool.counts for pool in alone.values() if pool.counts]
     if not is_one_gpu:
-        cost_of = {pool.counts: pool.cost for pool in alone.values() if pool.counts}
-        level0_counts, level0_cost = level0.one_gpu
-        is_one = level0_counts and len({option.type.gpu.name for option, _ in level0_counts}) == 1
-        if level0_counts and is_one and problem.allows(level0_counts):
-            cost_of.setdefault(level0_counts, level0_cost)
-        kinds.append((ONE_GPU, min(cost_of, key=cost_of.__getitem__, default=None)))
+        one_gpu = level0.one_gpu or ()  # Of several GPU types if the search began with such a fleet.
+        is_one = len({option.type.gpu.name for option, _ in one_gpu}) == 1
+        fleets = [*pools, one_gpu] if is_one and problem.allows(one_gpu) else pools
+        kinds.append((ONE_GPU, min(fleets, key=objective_of, default=None)))
     if not is_mixed:
-        cheapest = min(alone.values(), key=lambda pool: pool.cost, default=None)
-        kinds.append(("mixed pools only", None if cheapest is None else cheapest.counts))
+        kinds.append(("mixed pools only", min(pools, key=objective_of, default=None)))
     kinds.append(("one worker type per pool (level 0)", search.best))
     for label, counts in kinds:
         if counts in (best, production):
@@ -91,12 +89,11 @@ def mark_on_paper(rows: Iterable[Alternative]) -> tuple[Alternative, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _GpuTypeAlone:
-    """The cheapest mixed pool of one GPU type (`counts`) and its `cost`. If none was found: `least`, which
-    such a pool costs at least, and the reason in `notes`.
+    """The cheapest mixed pool of one GPU type (`counts`). If none was found: `least`, which such a pool costs
+    at least, and the reason in `notes`.
     """
 
     counts: Counts | None
-    cost: float
     least: float
     notes: tuple[Note, ...]
 
@@ -222,7 +219,7 @@ def _cheapest_mixed(
     search.find_any(max(least, level0_search.value if level0_search.is_exhausted else 0.0))
     if search.counts is not None:
         notes = () if search.find_cheapest(bounds) else (Remarked("perhaps-not-cheapest"),)
-        return _GpuTypeAlone(search.counts, search.ceiling, 0.0, notes)
+        return _GpuTypeAlone(search.counts, 0.0, notes)
     failed = search.most_failed
     least = min(objective_paid(problem, ((option, failed[option.name] + 1),)) for option in options)
     if level0_search.is_exhausted and level0_search.best is not None:
@@ -232,7 +229,7 @@ def _cheapest_mixed(
         why = Remarked("effort-ended")
     elif all(failed[option.name] >= search.most[option.name] for option in options):
         why = Remarked("all-too-few")
-    return _GpuTypeAlone(None, math.inf, least, (why,))
+    return _GpuTypeAlone(None, least, (why,))
 
 
 def _search_order(problem: Problem, level0: Level0, option: Option) -> tuple[bool, float, int]:

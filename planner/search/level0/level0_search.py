@@ -61,16 +61,16 @@ class Level0:
     """The search at level 0, at its end or interrupted.
 
     `options` are those from which the search for fleets of several types may choose, and `bounded` has the
-    bounds of every option by its name. `mixed` is the best fleet of one mixed pool, None if none was found,
-    and its value in the objective; `one_gpu` the same for fleets on one GPU type, mixed pools included.
-    `has_pairs`: pairs of a prefill and a decode pool were not left out.
+    bounds of every option by its name. `mixed` is the best fleet of one mixed pool, and `one_gpu` the best on
+    one GPU type, mixed pools included; None if none was found. `has_pairs`: pairs of a prefill and a decode
+    pool were not left out.
     """
 
     search: Level0Search
     options: tuple[Option, ...]
     bounded: dict[str, BoundedOption]
-    mixed: tuple[Counts | None, float]
-    one_gpu: tuple[Counts | None, float]
+    mixed: Counts | None
+    one_gpu: Counts | None
     has_pairs: bool
 
     def with_role(self, role: Role) -> list[BoundedOption]:
@@ -167,7 +167,7 @@ def search_level0(
         pairs = []
         if not too_slow:  # A link that falls behind proves nothing, so leaving out pairs is an assumption.
             search.assumed.add(pruning_rules.LINK)
-    best_mixed = best_one_gpu = (search.best, search.value)
+    best_mixed = best_one_gpu = search.best
     # A fleet that holds is offered to `search` as soon as it is simulated, so none is lost if the time ends
     # the search with a StoppedError.
     try:
@@ -176,10 +176,10 @@ def search_level0(
             Stage(f"fleets of one worker type: {count_text(len(space.mixed), 'type')}", "level 0")
         )
         _search_mixed(space.mixed, holds, search, is_enough)
-        best_mixed = best_one_gpu = (search.best, search.value)
+        best_mixed = best_one_gpu = search.best
         if pairs:
             _search_pairs(problem, space, search, is_enough, of_one_gpu=True)
-            best_one_gpu = (search.best, search.value)
+            best_one_gpu = search.best
             _search_pairs(problem, space, search, is_enough, of_one_gpu=False)
         if walks and search.is_exhausted and not is_enough():
             simulations = problem.oracle.simulations - simulations_before

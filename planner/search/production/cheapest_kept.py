@@ -148,9 +148,7 @@ def grow_other_designs(problem: Problem, paper: FleetSearch, best: Counts | None
     kept_fleets = [] if best is None else [best]
     grown_designs = [{option for option, _ in best or ()}]
     likely_fleets = _likely_fleet_of_each_gpu_and_tp(problem, paper)
-    best_mixed_pool, _ = paper.level0.mixed
-    best_of_one_gpu, _ = paper.level0.one_gpu
-    for start in (paper.best, best_mixed_pool, best_of_one_gpu, *likely_fleets):
+    for start in (paper.best, paper.level0.mixed, paper.level0.one_gpu, *likely_fleets):
         design = {option for option, _ in start or ()}
         # `paper.level0` may be a search without budgets, so its fleets may exceed the limits.
         if start is None or design in grown_designs or not problem.allows(start):
