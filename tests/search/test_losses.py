@@ -51,6 +51,17 @@ def an_oracle(**losses: Any) -> tuple[Oracle, list[Option]]:
     return oracle, [Option("mixed", worker, 1.0) for worker in problem.types]
 
 
+def test_a_fleet_may_fail_before_any_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three workers miss the SLO and two keep it, as where a router prefers a slow one: after a loss the
+    fleet holds, and yet it does not. The certificate called such a neighbour a fleet that holds.
+    """
+    oracle, (option, *_) = an_oracle(spare_workers=1)
+    monkeypatch.setattr(Oracle, "_keeps_slo", lambda _, counts: sum(n for _, n in counts) <= 2)
+    assert oracle.failing_loss(((option, 2),)) is None and oracle.holds(((option, 2),))
+    assert not oracle.holds(((option, 3),))
+    assert oracle.failing_loss(((option, 3),)) == (oracle, ((option, 3),))
+
+
 def test_a_worker_that_is_down_from_the_start_is_not_there() -> None:
     """Four workers of which one is down for the whole window serve every request as three do."""
     found = plain_plan()

@@ -85,7 +85,7 @@ def _smallest_fleet(problem: Problem, row: str) -> Counts | None:
     types = [worker for worker in types if worker.gpu.name == name]
     if not types:
         return None
-    limits = replace(problem.limits, stock={gpu: None for gpu in names}, cost_usd_per_h=None)
+    limits = replace(problem.limits, stock=dict.fromkeys(names), cost_usd_per_h=None)
     return search_level0(replace(problem, types=tuple(types), limits=limits), walks=False).search.best
 
 

@@ -76,7 +76,7 @@ def _count_contradictions(verdicts: Verdicts) -> dict[PruningRule, tuple[int, in
     for (*other_pools, (last_option, workers)), holds in verdicts.items():
         if len(other_pools) <= 1:  # Fleets of level 0.
             verdicts_by_key[(*other_pools, last_option)].append((workers, holds))
-    counts_of_rule: dict[PruningRule, tuple[int, int]] = {name: (0, 0) for name in IN_TESTS}
+    counts_of_rule: dict[PruningRule, tuple[int, int]] = dict.fromkeys(IN_TESTS, (0, 0))
     for key, verdicts_by_workers in verdicts_by_key.items():
         name = MORE_MIXED if len(key) == 1 else MORE_DECODE
         failed, tested = counts_of_rule[name]

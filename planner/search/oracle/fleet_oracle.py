@@ -300,10 +300,11 @@ class Oracle:
 
     def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:
         """The first loss that a fleet does not survive: the oracle that refutes it (this one, or the oracle
-        of a draw), and the workers that the loss leaves. None if the fleet survives all losses.
+        of a draw), and the workers that the loss leaves: all, if the fleet fails without a loss. None if the
+        fleet survives all losses.
         """
         for oracle in (self, *self._on_draws):
-            for remaining in self._losses(counts):
+            for remaining in self._must_hold(counts):
                 if not oracle._keeps_slo(remaining):
                     return oracle, remaining
         return None
@@ -408,14 +409,15 @@ class Oracle:
         deterministic_parallel.charge_effort(cost)
 
     def _survives(self, counts: Counts) -> bool:
-        """Whether a fleet keeps the SLO on this traffic after each loss, and also without any loss, because
-        with more workers the router may choose a slow one.
+        """Whether a fleet keeps the SLO on this traffic after each loss, and also without any loss."""
+        return all(map(self._keeps_slo, self._must_hold(counts)))
+
+    def _must_hold(self, counts: Counts) -> list[Counts]:
+        """What each loss leaves of a fleet, and last the whole fleet: with more workers the router may choose
+        a slow one.
         """
         whole = tuple((option, count // self.downscale) for option, count in counts if count > 0)
-        if not self.has_losses:
-            return self._keeps_slo(whole)
-        losses = self._losses(counts)
-        return all(self._keeps_slo(remaining) for remaining in dict.fromkeys((*losses, whole)))
+        return list(dict.fromkeys((*self._losses(counts), whole))) if self.has_losses else [whole]
 
     def _with_spread(self, fleet: Fleet) -> Fleet:
         """The fleet with step times that lie `step_time_sigmas` above their medians."""

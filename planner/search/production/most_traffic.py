@@ -337,7 +337,8 @@ class _KeptSearch:
 
     def find_likely_fleet(self, rate_rps: float, _: Fleet | None) -> Fleet | None:
         """A full pool of one worker type, or else the fleet on paper, that keeps enough of the hardest
-        scenarios at this rate, those with the longest steps; None if there is none.
+        scenarios at this rate, those with the longest steps; None if there is none. As a FindFleetAtRate it
+        is also given a fleet, whose worker types it does not need.
         """
         whole = self._problem_at(rate_rps)
         for policies in self.choices:
