@@ -63,8 +63,8 @@ def fit_worker_rule(rate_rps: npt.ArrayLike, workers: npt.ArrayLike) -> WorkerRu
 
 class SeriesLevel:
     """The level of a series that is given value by value, and whether it shifts. `mean` is the level, the
-    mean of the `count` values so far. The first `learn` values only set the level; with later ones shifts are
-    detected. After a shift a new SeriesLevel is needed.
+    mean of the `count` values so far. The first `learn` values (at least 2) only set the level; with later
+    ones shifts are detected. After a shift a new SeriesLevel is needed.
     """
 
     def __init__(

@@ -81,8 +81,8 @@ def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
     `floors` has each limit with its floor and the name of the fastest worker type. A floor within its limit
     means that all fleets within the limits were simulated and miss it.
     """
-    limit, best_s, name = floors[0]
-    best, limit_text = show_beside(best_s, limit.limit_s)
+    limit, least_s, name = floors[0]
+    least_text, limit_text = show_beside(least_s, limit.limit_s)
     also = (
         f" (also out of reach: {', '.join(floor.limit.name for floor in floors[1:])})" if floors[1:] else ""
     )
@@ -94,8 +94,8 @@ def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
         else f"relax {limit.label} to {least} or more ({_far_more_text(problem)})"
     )
     why = (
-        f"is below what any worker can do even when idle: the fastest ({name}) needs {best}{also}"
-        if best_s > limit.limit_s
+        f"is below what any worker can do even when idle: the fastest ({name}) needs {least_text}{also}"
+        if least_s > limit.limit_s
         else f"is kept by none of the fleets within the limits, all of which were simulated{also}"
     )
     return InfeasibleError(
@@ -104,7 +104,7 @@ def out_of_reach(problem: Problem, floors: Sequence[Floor]) -> InfeasibleError:
         f"{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
         constraint=limit.name,
-        relaxation="" if ways else f"{limit.name} > {best_s:.6g} s, how much more is unknown",
+        relaxation="" if ways else f"{limit.name} > {least_s:.6g} s, how much more is unknown",
         ways=ways,
     )
 

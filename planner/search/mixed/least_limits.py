@@ -57,7 +57,7 @@ def find_least_limits(
     relaxed together, and if that is not enough all limits of the SLO.
     """
     problem = replace(problem, deadline=min(problem.deadline, now_s() + LIMITS_WORK_S))
-    are_idle_enough = all(floor.best_s <= floor.limit.limit_s for floor in floors)
+    are_idle_enough = all(floor.least_s <= floor.limit.limit_s for floor in floors)
     alone = [(floor,) for floor in floors] if are_idle_enough else []
     ways = list(filter(None, (_least_way(problem, single) for single in alone)))
     if ways or not together:
@@ -145,7 +145,7 @@ def _seconds_text(seconds: float) -> str:
 def floors_to_relax(problem: Problem) -> list[Floor]:
     """The floors that exceed their limits; all floors if none does."""
     floors = all_floors(problem)
-    return [floor for floor in floors if floor.best_s > floor.limit.limit_s] or floors
+    return [floor for floor in floors if floor.least_s > floor.limit.limit_s] or floors
 
 
 def all_floors(problem: Problem) -> list[Floor]:

@@ -320,16 +320,18 @@ def _decoding_s(
 
 
 class Floor(NamedTuple):
-    """A limit, its floor `best_s`, and the name of the worker type that reaches the floor."""
+    """A limit, its floor (the least value `least_s` of its percentile), and the name of the worker type that
+    reaches the floor.
+    """
 
     limit: Limit
-    best_s: float
+    least_s: float
     worker_type: str
 
     @property
     def missed_s(self) -> float:
         """The largest value of the limit that is known to be missed: its floor, or the limit as it is."""
-        return max(self.best_s, self.limit.limit_s)
+        return max(self.least_s, self.limit.limit_s)
 
 
 def unreachable_limits(slo: Slo, types: Sequence[WorkerType], judged_requests: Judged) -> list[Floor]:
@@ -347,10 +349,10 @@ def unreachable_limits(slo: Slo, types: Sequence[WorkerType], judged_requests: J
             for worker in ordered
         ):
             continue
-        best_s = _least_of(limit, types, judged_requests)  # Each phase of each request on its fastest type.
-        if best_s > limit.limit_s * (1 + ROUNDING):
+        least_s = _least_of(limit, types, judged_requests)  # Each phase of each request on its fastest type.
+        if least_s > limit.limit_s * (1 + ROUNDING):
             alone_s = [_least_of(limit, [worker], judged_requests) for worker in types]
-            broken.append(Floor(limit, best_s, types[int(np.argmin(alone_s))].name))
+            broken.append(Floor(limit, least_s, types[int(np.argmin(alone_s))].name))
     return broken
 
 

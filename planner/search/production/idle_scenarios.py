@@ -65,7 +65,7 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
     for floor in itertools.chain.from_iterable(misses):
         by_limit.setdefault(floor.limit, []).append(floor)
     most_missed = max(by_limit.values(), key=len)
-    highest_first = sorted(most_missed, key=lambda floor: (floor.best_s, floor.worker_type), reverse=True)
+    highest_first = sorted(most_missed, key=lambda floor: (floor.least_s, floor.worker_type), reverse=True)
     # If the limit were the floor `enough`, only the `allowed` scenarios with higher floors would miss it. If
     # no more than `allowed` scenarios miss this one limit, `enough` is the highest floor of all.
     enough = highest_first[allowed if len(highest_first) > allowed else 0]
@@ -74,7 +74,7 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
         missed=len(misses),
         scenario_count=len(scenarios),
         asked_frac=problem.task.safety.kept_in_frac,
-        enough_s=enough.best_s,
+        enough_s=enough.least_s,
         fastest=enough.worker_type,
     )
 
