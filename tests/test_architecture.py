@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 TABLE = (ROOT / "docs" / "architecture.md").read_text().split("| room | holds |")[1].split("\n\n")[0]
 ROOMS = re.findall(r"^\| `([\w.]+)` \|", TABLE, flags=re.MULTILINE)  # the highest first
@@ -76,10 +78,13 @@ def test_at_most_seven_modules_are_loose() -> None:
     assert len(loose) <= 7, loose
 
 
-def test_the_simulators_map_names_each_of_its_modules_once() -> None:
-    folder = ROOT / "planner" / "simulator"
-    rows = re.findall(r"^    [\w ]+?  +(\w.*)$", (folder / "__init__.py").read_text(), flags=re.MULTILINE)
-    modules = [path.stem for path in folder.glob("*.py") if path.name != "__init__.py"]
+@pytest.mark.parametrize(
+    ("room", "files"), [("simulator", "*.py"), ("search", "*/*.py"), ("solvers", "*.py")]
+)
+def test_a_map_names_each_module_of_its_room_once(room: str, files: str) -> None:
+    folder = ROOT / "planner" / room
+    rows = re.findall(r"^    [\w, ]+?  +(\w.*)$", (folder / "__init__.py").read_text(), flags=re.MULTILINE)
+    modules = [path.stem for path in folder.glob(files) if path.name != "__init__.py"]
     assert sorted(", ".join(rows).split(", ")) == sorted(modules)
 
 
