@@ -373,7 +373,7 @@ def test_llms_without_safety_do_not_take_the_same_gpus_twice(
 
     monkeypatch.setattr(shared_paper, "search_within", search)
     alone = [searched_alone(problem, ((on_a100, 2),))]
-    paper: Any = SimpleNamespace(searched=[alone, alone], within=(None, None))
+    paper: Any = SimpleNamespace(searched=[alone, alone], left_to_each=(None, None))
     fleets = (((on_h100, 1),), ((on_h100, 1),))
     shared: Any = SimpleNamespace(how_chosen=SimpleNamespace(is_each=is_each), fleets=fleets)
     searched, left = several_llms._searches_for_certificates(paper, shared, asked.entries, TWO_NODES, LONG_S)
@@ -385,7 +385,7 @@ def test_llms_without_safety_do_not_take_the_same_gpus_twice(
 def test_the_fleet_of_paper_that_each_would_have_alone_is_not_searched_again() -> None:
     asked, problem, on_a100, on_h100 = on_each_gpu(("none", "none"))
     searches = [[searched_alone(problem, ((option, 1),))] for option in (on_a100, on_h100)]
-    paper: Any = SimpleNamespace(searched=searches, within=(None, None))
+    paper: Any = SimpleNamespace(searched=searches, left_to_each=(None, None))
     fleets = (((on_a100, 1),), ((on_h100, 1),))
     shared: Any = SimpleNamespace(how_chosen=SimpleNamespace(is_each=True), fleets=fleets)
     found = several_llms._searches_for_certificates(paper, shared, asked.entries, TWO_NODES, LONG_S)

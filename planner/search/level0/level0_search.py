@@ -153,14 +153,14 @@ def search_level0(
     `prove` they are simulated however many there are, and no pairs are left out by an assumption about the
     link. The fleets of `start` are simulated first.
     """
-    space, search = _Level0Options.of(problem), Level0Search(problem.limits)
+    by_role, search = _Level0Options.of(problem), Level0Search(problem.limits)
     effort_before, simulations_before = effort_spent(), problem.oracle.simulations
 
     def is_enough() -> bool:
         return problem.out_of_time() or (any_will_do and search.best is not None)
 
     holds = _with_reports(problem, search, problem.oracle.holds)
-    pairs = _pairs(space.prefill, space.decode)
+    pairs = _pairs(by_role.prefill, by_role.decode)
     too_slow = link.link_too_slow(problem)
     if reason := too_slow or (None if prove else link.link_falls_behind(problem)):
         search.refuted["prefill + decode"] = reason
@@ -171,27 +171,27 @@ def search_level0(
     # A fleet that holds is offered to `search` as soon as it is simulated, so none is lost if the time ends
     # the search with a StoppedError.
     try:
-        _offer_known(problem, start, space.options, holds, search)
+        _offer_known(problem, start, by_role.options, holds, search)
         problem.progress(
-            Stage(f"fleets of one worker type: {count_text(len(space.mixed), 'type')}", "level 0")
+            Stage(f"fleets of one worker type: {count_text(len(by_role.mixed), 'type')}", "level 0")
         )
-        _search_mixed(space.mixed, holds, search, is_enough)
+        _search_mixed(by_role.mixed, holds, search, is_enough)
         best_mixed = best_one_gpu = search.best
         if pairs:
-            _search_pairs(problem, space, search, is_enough, of_one_gpu=True)
+            _search_pairs(problem, by_role, search, is_enough, of_one_gpu=True)
             best_one_gpu = search.best
-            _search_pairs(problem, space, search, is_enough, of_one_gpu=False)
+            _search_pairs(problem, by_role, search, is_enough, of_one_gpu=False)
         if walks and search.is_exhausted and not is_enough():
             simulations = problem.oracle.simulations - simulations_before
             mean_effort = (effort_spent() - effort_before) / max(simulations, 1)
             most_effort = math.inf if prove else WALK_EFFORT
-            _walk_cheaper(problem, search, space.mixed, pairs, holds, mean_effort, most_effort=most_effort)
+            _walk_cheaper(problem, search, by_role.mixed, pairs, holds, mean_effort, most_effort=most_effort)
     except StoppedError:
         search.is_exhausted = False
     if counts_cheaper:
-        note_cheaper(space.mixed, pairs, problem.oracle.verdicts, search)
+        note_cheaper(by_role.mixed, pairs, problem.oracle.verdicts, search)
     # Without pairs, options to prefill or to decode can be used in no fleet.
-    options = space.options
+    options = by_role.options
     if not pairs:
         options = tuple(option for option in options if option.role == "mixed")
     if problem.task.deploy in ONE_KIND and search.best is not None:
@@ -201,7 +201,7 @@ def search_level0(
         options = tuple(option for option in options if (option.role == "mixed") == is_mixed)
     if problem.task.deploy in ONE_POOL and search.best is not None:
         options = (search.best[0][0],)
-    return Level0(search, options, space.bounded, best_mixed, best_one_gpu, has_pairs=bool(pairs))
+    return Level0(search, options, by_role.bounded, best_mixed, best_one_gpu, has_pairs=bool(pairs))
 
 
 def runs_mixed(task: PlanQuestion) -> bool:
@@ -254,7 +254,7 @@ def _with_reports(
 
 def _search_pairs(
     problem: Problem,
-    space: _Level0Options,
+    by_role: _Level0Options,
     search: Level0Search,
     is_enough: Callable[[], bool],
     *,
@@ -279,7 +279,7 @@ def _search_pairs(
         is_alike = prefill.type.gpu.name == decode.type.gpu.name
         return is_alike is of_one_gpu and may_hand_over((prefill.type, decode.type))
 
-    search_two_pools(space.prefill, space.decode, simulations, search, is_enough, allowed)
+    search_two_pools(by_role.prefill, by_role.decode, simulations, search, is_enough, allowed)
 
 
 def _pairs(

@@ -352,8 +352,8 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
 
 
 def stable_nodes(trace: Trace, tree: prefixes.PrefixTree) -> IntArray:
-    """The most used nodes that occur in STABLE_PARTS of TRACE_PARTS equal parts of the trace; parents first.
-    A parent is used wherever its children are, so it is stable too.
+    """The most used nodes that occur in STABLE_PARTS or more of TRACE_PARTS equal parts of the trace;
+    parents first. A parent is used wherever its children are, so it is stable too.
     """
     through_frac = (trace.arrival_s - trace.arrival_s[0]) / trace.duration_s
     part = np.minimum(through_frac * TRACE_PARTS, TRACE_PARTS - 1).astype(int)  # The last arrival is at 1.

@@ -247,7 +247,7 @@ def _searches_for_certificates(
     The certificate describes the search on paper, with one exception: an LLM that requires no safety is
     searched again if the other LLMs have other fleets in production, within what these fleets leave.
     """
-    searched, left_to_each = list(paper.searched), list(paper.within)
+    searched, left_to_each = list(paper.searched), list(paper.left_to_each)
     if shared is None or shared.how_chosen is None:
         return searched, left_to_each
     fleets = list(shared.fleets)

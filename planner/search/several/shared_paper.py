@@ -47,7 +47,7 @@ LlmSearches = list[PolicySearch]
 @dataclass(frozen=True, slots=True)
 class SharedPaper:
     """The fleets of all LLMs on paper: for each LLM its search (`searched`), and what the other LLMs leave it
-    of the limits (`within`; None if no LLM is in another's way).
+    of the limits (`left_to_each`; None if no LLM is in another's way).
 
     `level0` is the result of level 0 over all LLMs; with `is_walked` every cheaper fleet was simulated.
     `binding` says which limits bind; `oracles` are those used besides the oracles of the searches of each LLM
@@ -55,7 +55,7 @@ class SharedPaper:
     """
 
     searched: Sequence[LlmSearches]
-    within: Sequence[OthersLeave | None]
+    left_to_each: Sequence[OthersLeave | None]
     level0: Cheapest
     is_walked: bool
     binding: tuple[Binding, ...]
