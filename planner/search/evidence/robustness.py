@@ -232,9 +232,7 @@ class RobustnessSearch:
             return MoreTraffic(
                 False, kept=count - missed, scenario_count=count, asked_frac=safety.kept_in_frac
             )
-        test = ScenarioTest(
-            problem.oracle, problem.test_scenarios.with_more(MORE_FRAC), safety, 0, problem.out_of_time
-        )
+        test = ScenarioTest.of(replace(problem, test_scenarios=problem.test_scenarios.with_more(MORE_FRAC)))
         kept_in = test.decide(self.best)
         self._stop_in_time()
         self.simulations += kept_in.scenario_count

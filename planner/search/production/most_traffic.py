@@ -422,10 +422,7 @@ def lower_until_passed(inputs: SearchInputs, rates: Throughput, fleet: Fleet) ->
     for _ in range(MOST_TESTS):
         inputs.conditions.progress(f"most traffic in production: testing {rates.rate_rps:g} requests/s")
         problem = _problem_of_fleet(inputs, rates.rate_rps, fleet)
-        assert problem.task.safety is not None and problem.test_scenarios is not None
-        test = ScenarioTest(
-            problem.oracle, problem.test_scenarios, problem.task.safety, first, problem.out_of_time
-        )
+        test = ScenarioTest.of(problem, first)
         tested = RateTested(rates, problem, first)
         # The question may lack the fleet's worker types at this rate.
         if not (counts := counts_of(fleet, problem.options())):

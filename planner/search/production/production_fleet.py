@@ -111,7 +111,7 @@ def _search_on_model(
             raise unreachable_share_error(scenario_problem, paper)
         problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
         best = with_most_headroom(scenario_problem, paper.level0.options, kept) if is_searched else kept
-        test = ScenarioTest(problem.oracle, problem.test_scenarios, safety, first, problem.out_of_time)
+        test = ScenarioTest.of(problem, first)
         full_size = restore_full_size(problem, scenario_problem)
         trial = FleetTrial(best, test.decide(best), full_size, test, scenario_problem)
         # Cheaper fleets are tested in the first round only: later fleets have grown because cheaper ones
@@ -295,12 +295,9 @@ def pick_known_fleet_and_test(
     counts = counts_of(fleet, paper.level0.options)
     if not counts:
         return None
-    assert problem.task.safety is not None and problem.test_scenarios is not None
     problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
     scenario_problem = _in_search_scenarios(problem, problem.deadline)
-    test = ScenarioTest(
-        problem.oracle, problem.test_scenarios, problem.task.safety, first, problem.out_of_time
-    )
+    test = ScenarioTest.of(problem, first)
     trial = FleetTrial(counts, test.decide(counts), scenario_problem, test)
     likely = with_most_headroom(scenario_problem, paper.level0.options, counts)
     if likely != counts:

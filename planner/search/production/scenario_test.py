@@ -63,6 +63,12 @@ class ScenarioTest:
     is_after_loss: bool = False
     refused: dict[NamedCounts, KeptIn] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, problem: Problem, first: int = 0) -> ScenarioTest:
+        """The test of fleets of this problem, which must require safety, until its time is over."""
+        assert problem.task.safety is not None and problem.test_scenarios is not None
+        return cls(problem.oracle, problem.test_scenarios, problem.task.safety, first, problem.out_of_time)
+
     @property
     def side_scenarios(self) -> int:
         """The number of scenarios in which the fleets on paper and with a loss are simulated."""
@@ -191,7 +197,7 @@ def untimed_test(problem: Problem) -> ScenarioTest | None:
     """
     if problem.task.safety is None or problem.test_scenarios is None:
         return None
-    return ScenarioTest(problem.oracle, problem.test_scenarios, problem.task.safety, 0, lambda: False)
+    return replace(ScenarioTest.of(problem), out_of_time=lambda: False)
 
 
 def is_test_passed(kept_in: KeptIn, safety: Safety) -> bool:
