@@ -14,7 +14,7 @@ from shares import some
 
 from planner.fleet import Role, WorkerType
 from planner.search.level0 import pruning_rules
-from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest_designs, shared_limits
+from planner.search.level0.cheapest import CheapestChoice, SharedLimit, cheapest_designs, shared_limits
 from planner.search.level0.designs import DesignPool, FleetDesign, PoolQuestion, record_why_not
 from planner.search.level0.one_pool import BoundedOption, Level0Search, least_that_holds
 from planner.search.oracle.fleet_counts import Counts
@@ -171,7 +171,7 @@ def test_the_master_and_its_cuts_find_what_brute_force_finds(seed: int, rows: bo
         assert again.value == pytest.approx(least_by_force(truths, others, row.use))
 
 
-def _keeps_all(found: Cheapest, truths: Sequence[Sequence[Truth]], rows: Sequence[SharedLimit]) -> None:
+def _keeps_all(found: CheapestChoice, truths: Sequence[Sequence[Truth]], rows: Sequence[SharedLimit]) -> None:
     """The constraints, from the answer alone: one design per LLM, counts that hold, every limit."""
     assert found.best is not None
     chosen = [design.counts(vector) for design, vector in found.best]

@@ -20,7 +20,7 @@ from planner.documents.task import parse_task
 from planner.errors import InfeasibleError, PlannerError
 from planner.reports.fact_sentences import fact_sentences_of
 from planner.search.evidence.certify import plan
-from planner.search.level0.cheapest import Cheapest, cheapest_designs
+from planner.search.level0.cheapest import CheapestChoice, cheapest_designs
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem import build_problem as posing
 from planner.search.problem import draws, options
@@ -324,7 +324,7 @@ def test_stopped_between_proposals_it_says_so(monkeypatch: pytest.MonkeyPatch) -
     asked = question({"gpus": {"a100-80g": 24, "h100-80g": 4}}, rates=(9.0, 6.0))
     best = plan_together(asked, CATALOG)
 
-    def stopped(*question: Any, **how: Any) -> Cheapest:
+    def stopped(*question: Any, **how: Any) -> CheapestChoice:
         return cheapest_designs(*question, **how | {"out_of_time": lambda: True})
 
     monkeypatch.setattr(sharing, "cheapest_designs", stopped)

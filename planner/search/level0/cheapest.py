@@ -149,7 +149,7 @@ def _row_weight(options: frozenset[Option], weights: npt.NDArray[np.int64] | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Cheapest:
+class CheapestChoice:
     """The best choice found and its value; None and infinite if there is none. No choice of these designs has
     a value below `bound`. `is_exact`: the search came to its end; `bound` is then the value, or without a
     choice the `below_value` of the search.
@@ -172,7 +172,7 @@ def cheapest_designs(
     progress: Callable[[str], None] = lambda _: None,
     unit: str = "",
     leaping: bool = False,
-) -> Cheapest:
+) -> CheapestChoice:
     """The choice of one fleet for each LLM with the smallest sum of weights. The sum must be strictly less
     than `below_value`. `llms` has the designs of each LLM.
 
@@ -193,9 +193,9 @@ def cheapest_designs(
     upper, bound = below_value, 0.0
     rounds, shown_text, is_stopped = 0, "", False
 
-    def ended(*, is_exact: bool) -> Cheapest:
+    def ended(*, is_exact: bool) -> CheapestChoice:
         choice = None if best is None else tuple((column.design, column.vector) for column in best)
-        return Cheapest(choice, math.inf if best is None else upper, bound, is_exact, rounds)
+        return CheapestChoice(choice, math.inf if best is None else upper, bound, is_exact, rounds)
 
     while True:
         # The best choice among fleets that are known to hold is an upper bound.

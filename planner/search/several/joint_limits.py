@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from planner.documents.facts import Binding, MoreSaves, MoreSavesNothing
 from planner.domain import COST, GPUS, OWNED, POWER, ROUNDING, FleetLimit
 from planner.errors import Change, InfeasibleError, ways_text
-from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest_designs
+from planner.search.level0.cheapest import CheapestChoice, SharedLimit, cheapest_designs
 from planner.search.level0.designs import FleetDesign
 from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
 from planner.search.oracle.work_clock import ended_by
@@ -35,13 +35,13 @@ class SharedLimitQueries:
     out_of_time: Callable[[], bool]
     progress: Callable[[str], None]
 
-    def find_cheapest(self, rows: Sequence[SharedLimit], *, below_value: float) -> Cheapest:
+    def find_cheapest(self, rows: Sequence[SharedLimit], *, below_value: float) -> CheapestChoice:
         """The fleets of the least objective under these limits, if it is less than `below_value`."""
         return cheapest_designs(
             self.llms, rows, below_value=below_value, out_of_time=self.out_of_time, progress=self.progress
         )
 
-    def find_least(self, rows: Sequence[SharedLimit], row: SharedLimit) -> Cheapest:
+    def find_least(self, rows: Sequence[SharedLimit], row: SharedLimit) -> CheapestChoice:
         """The fleets that use the least of the limit `row` under the limits `rows`."""
         return cheapest_designs(
             self.llms,
@@ -54,7 +54,7 @@ class SharedLimitQueries:
 
 
 def price_limits(
-    queries: SharedLimitQueries, rows: Sequence[SharedLimit], best: Cheapest, objective: str
+    queries: SharedLimitQueries, rows: Sequence[SharedLimit], best: CheapestChoice, objective: str
 ) -> tuple[Binding, ...]:
     """For each limit: its least amount that allows cheaper fleets than `best` while the other limits stay,
     and what these fleets save, in the objective's unit.
@@ -62,7 +62,7 @@ def price_limits(
     bindings: list[Binding] = []
     unit = OBJECTIVE_UNITS[objective]
 
-    def value_of(shared: Cheapest) -> float:
+    def value_of(shared: CheapestChoice) -> float:
         """The objective without the price that breaks ties between GPUs or Watts (`with_price_tie`)."""
         if objective not in PRICE_TIES:
             return shared.value
@@ -241,19 +241,19 @@ def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> lis
     return ways
 
 
-def _amount_used(row: SharedLimit, shared: Cheapest) -> float:
+def _amount_used(row: SharedLimit, shared: CheapestChoice) -> float:
     """How much of a limit the best fleets of a query use; 0 if it found none."""
     if row.total is not None:
         return row.total(chosen_workers(shared))
     return sum(row.use(option) * count for option, count in chosen_workers(shared))
 
 
-def chosen_workers(shared: Cheapest) -> Counts:
+def chosen_workers(shared: CheapestChoice) -> Counts:
     """The pools of the best fleets of a query, of all LLMs."""
     return tuple(pool for design, vector in shared.best or () for pool in design.counts(vector))
 
 
-def _limit_change(rows: Sequence[SharedLimit], row: SharedLimit, shared: Cheapest) -> Change:
+def _limit_change(rows: Sequence[SharedLimit], row: SharedLimit, shared: CheapestChoice) -> Change:
     """The change of the limit `row` of these rows, as slo.yaml writes it, with which the best fleets of a
     query fit.
     """

@@ -17,7 +17,7 @@ from planner.documents.several_llms_question import LlmQuestion
 from planner.domain import ROUNDING, FleetLimit
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.search.evidence.certify import search_llm
-from planner.search.level0.cheapest import Cheapest, cheapest_designs, shared_limits
+from planner.search.level0.cheapest import CheapestChoice, cheapest_designs, shared_limits
 from planner.search.level0.designs import FleetDesign, learn_from
 from planner.search.level0.level0_search import WALK_EFFORT, designs_of, search_level0
 from planner.search.level0.one_pool import Level0Search
@@ -56,7 +56,7 @@ class SharedPaper:
 
     searched: Sequence[LlmSearches]
     left_to_each: Sequence[OthersLeave | None]
-    level0: Cheapest
+    level0: CheapestChoice
     is_walked: bool
     binding: tuple[Binding, ...]
     oracles: Sequence[Oracle]
@@ -153,7 +153,7 @@ def _plan_shared(
             raise joint_limits.infeasible_error(queries, rows, is_exact=shared.is_exact, is_proved=is_proved)
         together, left_to_each = _search_within_others(entries, *mixed, deadline)
         least = sum(map(_level0_value, together))
-        level0 = Cheapest(None, least, 0.0, is_exact=False, rounds=shared.rounds)
+        level0 = CheapestChoice(None, least, 0.0, is_exact=False, rounds=shared.rounds)
         paid_for_sharing = gives_way_facts(entries, alone_values, list(map(best_value, together)), unit)
         return SharedPaper(together, left_to_each, level0, False, paid_for_sharing, oracles)
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
@@ -281,7 +281,7 @@ def _level0_value(searched: LlmSearches) -> float:
     return level0.value if level0.best is None else objective_paid(problem, level0.best)
 
 
-def _level0_where_all_fit(searched_alone: Sequence[LlmSearches], limits: FleetLimits) -> Cheapest:
+def _level0_where_all_fit(searched_alone: Sequence[LlmSearches], limits: FleetLimits) -> CheapestChoice:
     """The result of level 0 if the best fleets of all LLMs, which may have several types, fit together.
 
     Its value is the sum of the least values of level 0, or infinite if no fleets with this sum are known.
@@ -300,10 +300,10 @@ def _level0_where_all_fit(searched_alone: Sequence[LlmSearches], limits: FleetLi
     value = least if are_known else math.inf
     bound = least if is_exact else 0.0
     fleets = [(problem, result.level0.search.best or ()) for problem, result in cheapest]
-    return _without_tie_breaks(Cheapest(None, value, bound, is_exact, rounds=0), fleets)
+    return _without_tie_breaks(CheapestChoice(None, value, bound, is_exact, rounds=0), fleets)
 
 
-def _without_tie_breaks(level0: Cheapest, fleets: Iterable[tuple[Problem, Counts]]) -> Cheapest:
+def _without_tie_breaks(level0: CheapestChoice, fleets: Iterable[tuple[Problem, Counts]]) -> CheapestChoice:
     """The same result without the prices that the search adds to break ties (`Problem.without_tie_break`,
     `objective_paid`). `fleets` are those with the result's value. A bound below that value is rounded down to
     whole Watts where the objective is power.
@@ -330,7 +330,10 @@ def _fewest_are_too_many(searched: Sequence[LlmSearches], limits: FleetLimits) -
 
 
 def _simulate_all_cheaper(
-    searched: Sequence[LlmSearches], llms: Sequence[Sequence[FleetDesign]], shared: Cheapest, deadline: float
+    searched: Sequence[LlmSearches],
+    llms: Sequence[Sequence[FleetDesign]],
+    shared: CheapestChoice,
+    deadline: float,
 ) -> bool:
     """Simulate every fleet of level 0 that a choice cheaper than `shared` could contain, and record in the
     designs (`llms` has those of each LLM) which fleets are feasible.

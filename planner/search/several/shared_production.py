@@ -26,7 +26,7 @@ from functools import partial
 from planner.documents.facts import KeptIn, NoneTogether, ProductionShared
 from planner.domain import ROUNDING
 from planner.errors import Change, InfeasibleError, ways_text
-from planner.search.level0.cheapest import Cheapest, cheapest_designs, shared_limits
+from planner.search.level0.cheapest import CheapestChoice, cheapest_designs, shared_limits
 from planner.search.level0.designs import FleetDesign
 from planner.search.level0.level0_search import designs_of
 from planner.search.mixed.best_fleet import FleetSearch, PolicySearch
@@ -290,7 +290,7 @@ def _find_common_share(
 
 def _plan_within_shared_limits(
     llms: Sequence[_LlmProduction], limits: FleetLimits, deadline: float, progress: Progress
-) -> tuple[list[Counts], Cheapest, int] | None:
+) -> tuple[list[Counts], CheapestChoice, int] | None:
     """The steps `share`, `refine` and `test` of the module docstring: fleets within the shared limits, the
     result of the master, and the number of tests. None if the time ran out before any fleets were found.
     """
@@ -299,7 +299,7 @@ def _plan_within_shared_limits(
         return is_over(deadline)
 
     best: list[Counts] | None = None
-    shared = Cheapest(best=None, value=float("inf"), bound=0.0, is_exact=False, rounds=0)
+    shared = CheapestChoice(best=None, value=float("inf"), bound=0.0, is_exact=False, rounds=0)
     for attempt in range(1, production_fleet.MOST_TESTS + 1):
         progress("production: the fleets of all LLMs within the limits that they share")
         chosen, shared = in_time(
@@ -321,7 +321,7 @@ def _plan_within_shared_limits(
 
 def _choose_fleets(
     llms: Sequence[_LlmProduction], limits: FleetLimits, deadline: float, progress: Progress
-) -> tuple[list[Counts] | None, Cheapest]:
+) -> tuple[list[Counts] | None, CheapestChoice]:
     """The cheaper of two choices of fleets: that of the LLMs served in turn, and that of the master; and the
     result of the master. No fleets if the time ran out first.
 
@@ -337,7 +337,7 @@ def _choose_fleets(
     master_deadline = min(deadline, EFFORT_S * most_effort)
     rows, unit = shared_limits(limits, of_all=True), OBJECTIVE_UNITS[llms[0].problem.task.objective]
 
-    def find_below(value: float, *, pools_alone: bool) -> tuple[list[list[FleetDesign]], Cheapest]:
+    def find_below(value: float, *, pools_alone: bool) -> tuple[list[list[FleetDesign]], CheapestChoice]:
         """The designs of each LLM, and the master's cheapest fleets of these below `value` in all."""
         designs = [
             designs_of(problem, llm.on_paper.alone.level0, pools_alone=pools_alone)
