@@ -219,9 +219,9 @@ def every_mix(
         # A vector has counts of the options before j. It is continued by all counts of option j that fit into
         # what the vector leaves of each amount.
         use = np.array([row_uses[j] for row_uses in uses])  # How much of each amount one worker takes.
-        needed = use > 0
+        is_used = use > 0
         # How many counts, 0 included, may follow each vector.
-        choices = np.floor(np.min(remaining[:, needed] / use[needed], axis=1)) + 1
+        choices = np.floor(np.min(remaining[:, is_used] / use[is_used], axis=1)) + 1
         if choices.sum() > VECTORS_PER_FLEET * most:
             return None
         choices = choices.astype(np.int64)
