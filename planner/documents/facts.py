@@ -1242,10 +1242,10 @@ class RanksNotOnNodes:
 
 
 @dataclass(frozen=True, slots=True)
-class RanksNotRouted:
-    """This routing looks into workers, and is not simulated where these have data-parallel ranks."""
+class NotSimulatedWith:
+    """Workers that are not simulated with the policies; `why` as a sentence."""
 
-    routing: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -1343,7 +1343,7 @@ class SmallerHolds:
 
 
 Reason = (
-    (HeadsNotShared | KvHeadsNotStored | LayersNotCut | RanksNotOnNodes | RanksNotRouted)
+    (HeadsNotShared | KvHeadsNotStored | LayersNotCut | RanksNotOnNodes | NotSimulatedWith)
     | (WeightsTooLarge | NoRoomForKv | RequestTooLong)
     | (WorkersMissing | WorkTooDear | WorkersFail | AloneFails | SeatsTooFew | PairFails | NoDecodeBeside)
     | (LinkTooSlow | SmallerHolds)

@@ -36,6 +36,7 @@ from planner.files.document_values import Section, check_one_of, read_share
 from planner.fleet import Policies
 from planner.models.kv_offload import KvOffload
 from planner.policies import (
+    BATCHING,
     BY_FIELD,
     CACHE_AWARE,
     FCFS,
@@ -367,6 +368,9 @@ def parse_policy_choices(
             "research",
             "adds to what `any` stands for, and no policy is any; write queue: any, for one, or drop it",
         )
+    for name in axes.get("batching", ()):
+        if BATCHING[name].needs_reserve and not section.get("reserve_tokens"):
+            raise section.error("batching", f"{name} needs reserve_tokens, the KV per request; add it")
     if math.prod(map(len, axes.values())) > MOST_COMBINATIONS:
         not_first = [PolicyChange(axis, value) for axis in axes for value in axes[axis][1:]]
         raced = [*not_first, *raced]

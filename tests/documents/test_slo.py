@@ -411,6 +411,7 @@ def test_a_bad_slo_is_refused(slo: Any, message: str) -> None:
         ({"policies": {"queue": "lifo"}}, "policies: queue: expected one of fcfs, sjf, ljf, srpt"),
         ({"policies": {"queue": ["sjf", "sjf"]}}, "found one twice"),
         ({"policies": {"longest_wait": "5 s"}}, "fcfs overtakes nobody"),
+        ({"policies": {"batching": "faster-transformer"}}, "faster-transformer needs reserve_tokens"),
         ({"policies": {"queue": "sjf", "longest_wait": "0 s"}}, "longest_wait"),
         ({"policies": {"cue": "sjf"}}, "cue"),
     ],

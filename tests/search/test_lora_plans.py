@@ -12,11 +12,16 @@ from questions import question, traffic
 
 from planner.documents.fleet_file import read_fleet
 from planner.errors import InputError
+from planner.fleet import Role
 from planner.reports.fact_sentences import fact_sentences_of
 from planner.reports.output import render
 from planner.reports.report import simulate_command
 from planner.search.evidence.certify import plan
+from planner.search.problem.plan_problem import with_policies
+from planner.search.problem.reasons import reason_text
+from planner.simulator.policy_checks import check_policies
 from planner.simulator.replay import simulate
+from planner.studies.what_if import Study
 from planner.traffic.trace_reading import read_trace
 
 LORA = {"max_loras": 8, "max_rank": 16, "adapters": ["a", "b", "c"]}
@@ -54,6 +59,40 @@ def test_a_choice_of_policies_that_is_not_simulated_is_refused_before_the_search
     asked = question(lora=LORA, policies={"batching": ["vllm-v1", "orca"]})
     with pytest.raises(InputError, match="lora: needs batching vllm-v1, found 'orca'"):
         plan(asked, traffic(requests=20), CATALOG)
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_out", "reason"),
+    [
+        (
+            {
+                "engine": {"speculative": {"method": "ngram", "tokens": [0, 2], "acceptance": 0.5}},
+                "policies": {"admission": ["greedy", "reserve-static"]},
+            },
+            "4 mixed worker types and 4 decode worker types",
+            "speculative: needs admission greedy, found 'reserve-static'",
+        ),
+        (
+            {"policies": {"batching": "lightllm"}},
+            "4 prefill worker types and 4 decode worker types",
+            "policies.batching is 'lightllm', which keeps a request on one worker to its end",
+        ),
+    ],
+)
+def test_no_worker_type_is_searched_that_is_not_simulated_with_the_policies(
+    changes: dict[str, object], left_out: str, reason: str
+) -> None:
+    """Types with drafts, or all pairs, are left out, and the certificate says why."""
+    types = {"gpus": ["l40s-48g"], "max_num_batched_tokens": [2048]}
+    asked = question(llm="meta-llama/Llama-3.1-8B", fleet=types, **changes)
+    problem = Study(traffic(requests=20), CATALOG).problem_of(asked)
+    problem = with_policies(problem, problem.task.policy_choices()[-1])
+    for option in problem.options():
+        roles: tuple[Role, ...] = ("mixed",) if option.role == "mixed" else ("prefill", "decode")
+        check_policies(problem.oracle.fleet(tuple((replace(option, role=role), 1) for role in roles)))
+    (item,) = problem.options_not_simulated()
+    assert item.name == left_out
+    assert reason_text(item.because).startswith(reason)
 
 
 @pytest.mark.slow

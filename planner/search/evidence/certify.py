@@ -537,7 +537,10 @@ def _certificate_of(
         beyond_exact=fleet_search.is_every_mix_simulated,
         universe=tuple(option.name for option in fleet_search.level0.options),
         refuted=(
-            *(Refuted(item.name, item.because) for item in problem.left_out),
+            *(
+                Refuted(item.name, item.because)
+                for item in (*problem.left_out, *problem.options_not_simulated())
+            ),
             *(Refuted(name, because) for name, because in sorted(fleet_search.level0.search.refuted.items())),
         ),
         neighbours=further.neighbours,

@@ -111,7 +111,7 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
         # Their token budgets fall from the first to the last. A single worker type counts once.
         simulated_types = list(dict.fromkeys((workers[0], workers[-1]))) if limits_gaps else workers[:1]
         for option in mixed_options(simulated_types, problem.task.objective):
-            if not problem.can_route([option]):
+            if not problem.can_simulate([option]):
                 continue
             most = problem.limits.most_workers(option.type)
             for per_agent in WORKERS_PER_AGENT:
@@ -122,7 +122,7 @@ def _candidates(problem: Problem) -> Iterator[Counts]:
         for workers in fastest[:MOST_TYPES]:
             prefills = prefill_options(workers[:1], problem.task.objective)
             decodes = decode_options(workers, problem.task.objective)
-            if prefills and decodes and problem.can_route((prefills[0], decodes[0])):
+            if prefills and decodes and problem.can_simulate((prefills[0], decodes[0])):
                 yield (prefills[0], agents), (decodes[0], agents)
 
 

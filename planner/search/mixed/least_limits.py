@@ -199,7 +199,7 @@ def _attained_s(problem: Problem, floors: Sequence[Floor]) -> dict[str, float]:
         choices = tuple(
             policies
             for policies in problem.task.policy_choices()
-            if with_policies(problem, policies).can_route([option])
+            if with_policies(problem, policies).can_simulate([option])
         )
         # What `count` workers attain depends on the settings of a router that follows prefixes, so fitted
         # settings are simulated too.

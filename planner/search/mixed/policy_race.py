@@ -16,7 +16,7 @@ from typing import NamedTuple
 from planner.documents import facts
 from planner.documents.policy_choices import PolicyChange, name_policies
 from planner.domain import ROUNDING
-from planner.errors import InfeasibleError, InputError
+from planner.errors import InfeasibleError
 from planner.fleet import Policies
 from planner.search.level0 import pruning_rules
 from planner.search.level0.level0_search import Level0
@@ -37,7 +37,6 @@ from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.options import OBJECTIVE_UNITS, PRICE_TIES
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem, with_policies
-from planner.simulator.policy_checks import check_policies
 
 # These limits bound the time of a race, and are set by hand. Besides, once a race has spent as much effort
 # (simulated requests) as the searches before it, it begins no further wave.
@@ -188,14 +187,9 @@ def _race_one(
     """Simulate fleets near the best one with these policies; returns the result and the effort."""
     policy_problem = with_policies(problem, policies)
     oracle = policy_problem.oracle
-    fleets = [counts for counts in fleets if policy_problem.can_route(options_of(counts))]
-    refused = RacedPolicy(change, policies, None, is_simulated=False)
+    fleets = [counts for counts in fleets if policy_problem.can_simulate(options_of(counts))]
     if not fleets:
-        return refused, 0.0
-    try:
-        check_policies(oracle.fleet(fleets[0]))
-    except InputError:
-        return refused, 0.0
+        return RacedPolicy(change, policies, None, is_simulated=False), 0.0
     best: Counts | None = None
     try:
         for counts in fleets:

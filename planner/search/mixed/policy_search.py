@@ -39,7 +39,7 @@ from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.work_clock import StoppedError
 from planner.search.problem.idle_limits import requests_to_judge, unreachable_limits
 from planner.search.problem.plan_problem import Problem, with_policies
-from planner.simulator.policy_checks import check_policies
+from planner.search.problem.reasons import reason_text
 from planner.traffic.trace import Trace
 
 # If no fleet within the limits holds, at most this many of the largest ones are raced. Set by hand.
@@ -81,21 +81,9 @@ def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
 
 
 def _check_simulated(problem: Problem) -> None:
-    """Raise InputError for policies that are simulated neither with mixed workers nor with pairs. The queries
-    of a search are not checked one by one, and the kernel's arrays are not made for such policies.
-    """
-    oracle, errors = replace(problem.oracle, pinning=None), list[InputError]()
-    first_of = {option.role: option for option in reversed(problem.options())}
-    for roles in (("mixed",), ("prefill", "decode")):
-        options = [first_of[role] for role in roles if role in first_of]
-        if len(options) == len(roles):
-            try:
-                check_policies(oracle.fleet(tuple((option, 1) for option in options)))
-                return
-            except InputError as error:
-                errors.append(error)
-    if errors:
-        raise errors[0]
+    """Raise InputError for policies with which no worker type is simulated."""
+    if not problem.options() and (left_out := problem.options_not_simulated()):
+        raise InputError(reason_text(left_out[0].because))
 
 
 def _search_each_choice(
@@ -131,7 +119,7 @@ def _search_each_choice(
         known_best = [
             search.result.best
             for search in searches
-            if policy_problem.can_route(options_of(search.result.best))
+            if policy_problem.can_simulate(options_of(search.result.best))
         ]
         start_fleets = [*start, *map(policy_problem.oracle.fleet, known_best), *unlimited_best]
         result, unlimited = search_or_explain(policy_problem, start_fleets, prove=prove, walks=walks)
@@ -173,7 +161,7 @@ def _with_fitted_router(
     of workers keeps the SLO. Raises InfeasibleError if the traffic is of described agents, and no fleet keeps
     the SLO even with fitted settings (agents_reach.py).
     """
-    if best_so_far is not None and problem.can_route(options_of(best_so_far)):
+    if best_so_far is not None and problem.can_simulate(options_of(best_so_far)):
         return with_policies(problem, fit_router(problem.oracle, best_so_far)), start
     likely = likely_fleet(problem)
     if likely is None:

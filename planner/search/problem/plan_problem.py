@@ -5,15 +5,18 @@ the end of this module.
 """
 
 import math
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.documents import facts
 from planner.documents.task import PlanQuestion
 from planner.domain import ROUNDING, Gpu, Slo
-from planner.fleet import Fleet, Policies, WorkerType
+from planner.errors import InputError
+from planner.fleet import Fleet, Policies, Role, WorkerType
 from planner.models.llm import Llm
-from planner.policies import ROUTING, routes_to_ranks
+from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import SAME_PRICE, Counts, is_within
 from planner.search.oracle.fleet_oracle import Oracle
@@ -32,6 +35,7 @@ from planner.search.problem.options import (
     without_price_tie,
 )
 from planner.search.problem.prefix_hits import PrefixHits
+from planner.simulator.policy_checks import check_policies
 from planner.solvers.master import FleetLimits, Option
 from planner.solvers.required_work import SloWork
 from planner.traffic.trace import Trace
@@ -138,27 +142,49 @@ class Problem:
         # Where the price is a part of the value (`with_tie_break`), equal values differ by rounding.
         return 1 + 2 * ROUNDING if self.task.objective in PRICE_TIES else SAME_PRICE
 
-    def can_route(self, options: Iterable[Option]) -> bool:
-        """Whether the routings of this problem's policies are simulated with the data-parallel ranks of all
-        these options.
-        """
-        of_pairs = self.oracle.of_pairs or self.oracle.policies
-        return all(
-            option.type.dp == 1 or routes_to_ranks(policies, option.role)
-            for option in options
-            for policies in (self.oracle.policies, of_pairs)
-        )
+    def why_not_simulated(self, option: Option) -> str:
+        """Why workers of this option are not simulated with the problem's policies; empty if they are."""
+        roles: tuple[Role, ...] = ("mixed",) if option.role == "mixed" else ("prefill", "decode")
+        counts = tuple((replace(option, role=role), 1) for role in roles)
+        try:
+            check_policies(replace(self.oracle, pinning=None).fleet(counts))
+        except InputError as error:
+            return str(error)
+        return ""
 
-    def options(self) -> list[Option]:
-        """The worker types in each role: mixed, then prefill, then decode, without options that cannot be
-        simulated with the policies' routings (`can_route`).
-        """
+    def can_simulate(self, options: Iterable[Option]) -> bool:
+        """Whether workers of all these options are simulated with the problem's policies."""
+        return not any(map(self.why_not_simulated, options))
+
+    def _all_options(self) -> list[Option]:
+        """The worker types in each role: mixed, then prefill, then decode."""
         return [
             self.with_tie_break(option)
             for options_in_role in (mixed_options, prefill_options, decode_options)
             for option in options_in_role(self.types, self.option_objective)
-            if self.can_route([option])
         ]
+
+    def options(self) -> list[Option]:
+        """The worker types in each role that are simulated with the problem's policies: a search simulates
+        no others, and checks no fleet of its own again.
+        """
+        return [option for option in self._all_options() if self.can_simulate([option])]
+
+    def options_not_simulated(self) -> tuple[OptionLeftOut, ...]:
+        """The other worker types, those with one reason together."""
+        names = defaultdict[str, list[str]](list)
+        for option in self._all_options():
+            if why := self.why_not_simulated(option):
+                names[re.sub(r"^(mixed|pre|dec): ", "", why)].append(option.role)
+        return tuple(
+            OptionLeftOut(
+                " and ".join(
+                    count_text(count, f"{role} worker type") for role, count in Counter(roles).items()
+                ),
+                facts.NotSimulatedWith(why),
+            )
+            for why, roles in names.items()
+        )
 
     def without_tie_break(self, value: float) -> float:
         """A value of the search in the objective's unit: if that is GPUs or Watts, their number without the
@@ -205,16 +231,8 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
     pinning = None
     if pins:
         pinning = problem.oracle.pinning or Pinning(problem.trace)
-    left_out = tuple(item for item in problem.left_out if not isinstance(item.because, facts.RanksNotRouted))
-    if not routes_to_ranks(policies, "mixed") and any(worker.dp > 1 for worker in problem.types):
-        name = "workers with data-parallel ranks that take arrivals"
-        left_out += (OptionLeftOut(name, facts.RanksNotRouted(policies.routing)),)
-    return replace(
-        problem,
-        left_out=left_out,
-        lengths=lengths,
-        oracle=replace(problem.oracle, policies=policies, of_pairs=of_pairs, pinning=pinning),
-    )
+    oracle = replace(problem.oracle, policies=policies, of_pairs=of_pairs, pinning=pinning)
+    return replace(problem, lengths=lengths, oracle=oracle)
 
 
 def on_all_draws(problem: Problem) -> Problem:

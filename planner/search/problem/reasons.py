@@ -40,8 +40,8 @@ def _(because: facts.RanksNotOnNodes) -> str:
 
 
 @reason_text.register
-def _(because: facts.RanksNotRouted) -> str:
-    return f"routing {because.routing} looks into workers, and is not simulated with their ranks"
+def _(because: facts.NotSimulatedWith) -> str:
+    return because.why  # So does the check of the policies.
 
 
 @reason_text.register
