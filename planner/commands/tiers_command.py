@@ -46,17 +46,24 @@ def tiers(options: StudyOptions) -> None:
 
 
 def best_line(tier_study: TierStudy) -> str:
-    """A sentence on the best tiers, and what they save against a fleet without tiers."""
+    """A sentence on the best tiers, and what they save against a fleet without tiers; it says how many
+    searches were cut short, as these may have missed what is cheaper.
+    """
     from planner.studies.tier_study import show_sizes
 
     best, without = tier_study.best, tier_study.without
+    cut_short = sum(not row.is_exhausted for row in tier_study.choices)
+    of_searches = f"{cut_short} of {len(tier_study.choices)} searches were cut short"
+    unsearched = f"; {of_searches}, raise --time-limit" if cut_short else ""
     if best is without:
-        return f"Best: no tier, {best.usd_per_h:,.2f} USD/h; none of the tiers saves more than it costs"
+        verdict = "no tier was found that" if cut_short else "none of the tiers"
+        return f"Best: no tier, {best.usd_per_h:,.2f} USD/h; {verdict} saves more than it costs{unsearched}"
     best_text = f"Best: {show_sizes(best.sizes)}, {best.usd_per_h:,.2f} USD/h"
     if not without.holds:
         verdict = "no fleet keeps" if without.is_exhausted else "no fleet was found that keeps"
-        return f"{best_text}; without tiers {verdict} the SLO"
-    return f"{best_text}, {100 * (1 - best.usd_per_h / without.usd_per_h):.3g} % less than without tiers"
+        return f"{best_text}; without tiers {verdict} the SLO{unsearched}"
+    saved_percent = 100 * (1 - best.usd_per_h / without.usd_per_h)
+    return f"{best_text}, {saved_percent:.3g} % less than without tiers{unsearched}"
 
 
 def _cells(row: TierChoice, tier_study: TierStudy) -> dict[str, Any]:

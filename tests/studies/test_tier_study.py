@@ -130,6 +130,16 @@ def test_the_best_tiers_are_said_in_words() -> None:
     )
 
 
+def test_the_best_of_searches_that_were_cut_short_is_called_so() -> None:
+    """It said that none of the tiers saves, where most of them were hardly searched."""
+    none, cut = TierChoice(TierSizes(), 4.0, 0.0), TierChoice(TierSizes(16e9), math.inf, 0.0)
+    cut = replace(cut, is_exhausted=False)
+    assert best_line(TierStudy((none, cut), none, ())) == (
+        "Best: no tier, 4.00 USD/h; no tier was found that saves more than it costs; 1 of 2 searches were "
+        "cut short, raise --time-limit"
+    )
+
+
 def test_searches_that_are_cut_short_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(study: Study, task: PlanQuestion, sizes: TierSizes, *_: object) -> TierChoice:
         return TierChoice(sizes, math.inf, 0.0, is_exhausted=False)
