@@ -12,7 +12,17 @@ from planner.documents.policy_choices import REPURPOSE_AFTER_S, PolicyChange, na
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InputError
 from planner.fleet import Policies
-from planner.policies import BY_FIELD, QUEUE, ROUTING, STEPWISE, Policy, Queue, go_together, is_deployed
+from planner.policies import (
+    BY_FIELD,
+    QUEUE,
+    ROUTING,
+    STEPWISE,
+    Batching,
+    Policy,
+    Queue,
+    go_together,
+    is_deployed,
+)
 
 CATALOG = read_catalog()
 SPOT_PRICES = {
@@ -44,6 +54,8 @@ def test_every_row_that_engines_step_by_step_have_can_be_named(axis: str, row: P
     if isinstance(row, Queue) and row.by_deadline:
         return  # It needs classes: test_classes_of_requests.py.
     section: dict[str, Any] = {axis: row.name, "prefix_cache": row.needs_caches}
+    if isinstance(row, Batching) and row.needs_reserve:
+        section["reserve_tokens"] = 2048
     if axis == "decode_routing" and row.reads_cache_state:
         with pytest.raises(InputError, match=r"decode workers keep none|looks at tenants"):
             task(section)

@@ -154,9 +154,8 @@ def test_ranks_with_prefix_caches_are_planned() -> None:
     (choice,) = (each for each in problem.task.policy_choices() if each.prefix_cache)
     behind = with_policies(problem, choice)
     assert {option.role for option in behind.options() if option.type.dp > 1} == {"decode"}
-    assert {reason_text(item.because) for item in behind.left_out} >= {
-        "routing cache-aware looks into workers, and is not simulated with their ranks"
-    }
+    reasons = " ".join(reason_text(item.because) for item in behind.options_not_simulated())
+    assert "dp 2: routing 'cache-aware' looks into workers, and not into their ranks" in reasons
 
 
 def test_the_first_guess_counts_the_caches_of_all_ranks() -> None:

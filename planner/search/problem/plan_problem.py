@@ -19,7 +19,7 @@ from planner.models.llm import Llm
 from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import SAME_PRICE, Counts, is_within
-from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.fleet_oracle import Oracle, instant_worker
 from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.oracle.work_clock import EFFORT_S, is_over
@@ -144,8 +144,12 @@ class Problem:
 
     def why_not_simulated(self, option: Option) -> str:
         """Why workers of this option are not simulated with the problem's policies; empty if they are."""
-        roles: tuple[Role, ...] = ("mixed",) if option.role == "mixed" else ("prefill", "decode")
-        counts = tuple((replace(option, role=role), 1) for role in roles)
+        counts: Counts = ((option, 1),)
+        if option.role != "mixed":  # Beside a worker that nothing is wrong with.
+            own = option.type
+            beside = replace(instant_worker(own.gpu), speculation=own.speculation, lora=own.lora)
+            role: Role = "decode" if option.role == "prefill" else "prefill"
+            counts += ((replace(option, role=role, type=beside), 1),)
         try:
             check_policies(replace(self.oracle, pinning=None).fleet(counts))
         except InputError as error:
