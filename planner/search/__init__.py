@@ -19,7 +19,7 @@ imports only its own folder and lower ones. Begin with certify.py, or from below
     problem                plan_problem, build_problem, options, idle_limits, link, prefix_hits
     problem, money         bill, owned_first
     problem, reports       stages, reasons, draws
-    oracle                 fleet_oracle, fleet_counts, headroom, more_workers
+    oracle                 fleet_oracle, fleet_counts, node_losses, headroom, more_workers
     oracle, simulations    simulation_queries, verdict_cache, resuming, deterministic_parallel, work_clock
     oracle, traffic        traffic_request, scenarios
     prefixes               prefix_placing, pinning, prefix_replay, keep_alive, prefix_drift

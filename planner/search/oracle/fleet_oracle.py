@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -37,6 +36,7 @@ from planner.search.oracle.fleet_counts import (
     objective_of,
 )
 from planner.search.oracle.more_workers import may_take_for_granted
+from planner.search.oracle.node_losses import node_losses, splits
 from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.simulation_queries import QueryRunner, SimulationQuery
 from planner.search.oracle.verdict_cache import SimulationKey, VerdictCache
@@ -436,9 +436,9 @@ class Oracle:
         lost = [(0,) * len(counts)]  # For each loss: how many workers it takes of each pool.
         if self.spare_workers:
             most = [max(count, 0) for _, count in counts]
-            lost = _splits(min(self.spare_workers, sum(most)), most)
+            lost = splits(min(self.spare_workers, sum(most)), most)
         elif self.spare_nodes:
-            lost = self._node_losses(counts)
+            lost = node_losses(counts, self.spare_nodes)
         return [
             tuple(
                 (option, (count - lost_workers) // self.downscale)
@@ -463,25 +463,6 @@ class Oracle:
             (option, 0 if option.role in too_few and option.type.gpu.name in self.spot else count)
             for option, count in counts
         )
-
-    def _node_losses(self, counts: Counts) -> list[tuple[int, ...]]:
-        """How many workers of each pool the loss of `spare_nodes` nodes may take, one tuple for each loss.
-
-        The search does not know which workers share a node. So a loss is any set of workers that fits on
-        these nodes and that is part of no larger set that fits.
-        """
-        bases = list(dict.fromkeys(option.type.gpu.base for option, _ in counts))
-        largest_losses: list[tuple[int, ...]] = []
-        for nodes_by_base in _splits(self.spare_nodes, [self.spare_nodes] * len(bases)):
-            by_base = [
-                _losses_of_base(counts, base, nodes)
-                for base, nodes in zip(bases, nodes_by_base, strict=True)
-                if nodes
-            ]
-            largest_losses += [
-                tuple(map(sum, zip(*losses, strict=True))) for losses in itertools.product(*by_base)
-            ]
-        return largest_losses
 
     def _is_known_to_fail(self, counts: Counts) -> bool:
         """Whether a cached simulation shows that the fleet misses the SLO after some loss.
@@ -604,29 +585,6 @@ class Oracle:
         return self.cache.simulate_once(key, slo, simulate_key)
 
 
-def _splits(total: int, most: Sequence[int]) -> list[tuple[int, ...]]:
-    """All ways to split `total` into parts of at most `most[0]`, `most[1]` and so on. Splits with a large
-    first part come first.
-    """
-    ranges = (range(min(most_of_part, total), -1, -1) for most_of_part in most)
-    return [parts for parts in itertools.product(*ranges) if sum(parts) == total]
-
-
-def _losses_of_base(counts: Counts, base: str, nodes: int) -> list[tuple[int, ...]]:
-    """The largest sets of workers of each pool that fit on this many nodes of this GPU."""
-    is_of_base = [option.type.gpu.base == base for option, _ in counts]
-    node_gpus = max(option.type.gpu.gpus_per_node for option, _ in itertools.compress(counts, is_of_base))
-    lost_gpus = nodes * node_gpus
-    # A worker that spans several nodes is lost with any of them, so it counts as one that fills a node.
-    gpus = [min(option.type.gpus, node_gpus) for option, _ in counts]
-    ranges = [
-        range(min(count, lost_gpus // worker_gpus) + 1 if of_base else 1)
-        for (_, count), worker_gpus, of_base in zip(counts, gpus, is_of_base, strict=True)
-    ]
-    losses = [lost for lost in itertools.product(*ranges) if sum(map(operator.mul, gpus, lost)) <= lost_gpus]
-    return [lost for lost in losses if not any(_is_part_of(lost, other) for other in losses)]
-
-
 def without_needless_workers(fleet: Counts, oracle: Oracle) -> Counts:
     """The fleet without needless workers: removed one by one, the dearest first, while the fleet holds."""
     counts = {option.name: count for option, count in fleet}
@@ -638,11 +596,6 @@ def without_needless_workers(fleet: Counts, oracle: Oracle) -> Counts:
                 break
             counts[option.name] -= 1
     return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
-
-
-def _is_part_of(lost: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether `other` is a larger loss that takes all workers of `lost` too."""
-    return lost != other and all(map(operator.le, lost, other))
 
 
 def request_effort(fleet: Fleet, trace: Trace) -> int:
