@@ -67,7 +67,7 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
         "Against paper",
         "Kept in",
         "As written, holds to",
-        "What breaks first",
+        "Missed beyond",
     ), rows
 
 
