@@ -146,6 +146,25 @@ def test_one_gpu_type_more_in_question_does_not_make_production_dearer() -> None
 
 
 @pytest.mark.long
+def test_a_worker_of_a_cheaper_type_beside_the_others_is_found() -> None:
+    """The search in scenarios began at fleets that are cheap on paper: three A100 for 7.71 USD/h, where two
+    beside two A10 keep the SLO as often.
+    """
+    document = {
+        "llm": "llama-3.1-8b",
+        "traffic": {"rate": 73, "input": 400, "output": 30, "duration": "15 s"},
+        "slo": {"ttft": {"p90": "2 s"}, "tbt": {"p99": "200 ms"}},
+        "fleet": {
+            "gpus": ["a10-24g", "a100-80g"],
+            "prices": {"a10-24g": "1.14 usd/h", "a100-80g": "2.57 usd/h"},
+            "sold_as": {"a10-24g": "gpu", "a100-80g": "gpu"},
+        },
+    }
+    answer = fleetplan.plan(document)
+    assert isinstance(answer, PlanResult) and answer.plan.value <= 7.42 + 1e-9
+
+
+@pytest.mark.long
 def test_a_pool_of_another_gpu_grows_below_a_dear_fleet() -> None:
     """The search on paper ended at one GPU type (30 requests/s on any GPU: B200, twice the price of H100):
     nothing is known of the others but what their work likely takes.

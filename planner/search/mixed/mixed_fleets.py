@@ -198,7 +198,7 @@ def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], b
     """
     oracle = problem.oracle
     options = list(dict.fromkeys([*level0.options, *options_of(best)]))
-    shares = _shares_by_work(problem, level0, beyond_stock, options)
+    shares = shares_by_work(problem, level0, beyond_stock, options)
     best_so_far = problem.best_in_words(objective_of(best))
     problem.progress(Stage("fleets of up to four worker types", "mixed fleets", best_so_far))
     cautious_shares = {}  # See ONE_SETTING_EFFORT.
@@ -222,7 +222,7 @@ def _until_spent(problem: Problem, effort: float) -> Callable[[], bool]:
     return lambda: not problem.out_of_time() and effort_spent() - before < effort
 
 
-def _shares_by_work(
+def shares_by_work(
     problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], options: Sequence[Option]
 ) -> dict[str, float]:
     """The share of the traffic that one worker of each option is expected to serve, by the option's name. It

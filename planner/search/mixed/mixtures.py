@@ -14,7 +14,7 @@ objective of the best fleet. If one of them fails, smaller ones are assumed to f
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import get_args
+from typing import TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ LEARNING_RATE, ALIKE_FRAC = 0.5, 0.5
 MARGIN_FRAC = 0.03
 NEARBY = range(-2, 2)  # A neighbour's pools differ from the best fleet's by -2, -1, 0 or 1 workers.
 
+Passed = TypeVar("Passed")
 Shares = npt.NDArray[np.float64]
 
 
@@ -88,6 +89,41 @@ def improve_mixture(
             return best
         best = without_needless_workers(_counts(best_fleet, options, places), oracle)
     return best
+
+
+def find_cheaper_pair(
+    best: fleet_counts.Counts,
+    below_value: float,
+    options: Sequence[Option],
+    shares: Mapping[str, float],
+    limits: FleetLimits,
+    passing: Callable[[fleet_counts.Counts], Passed | None],
+    may_go_on: Callable[[], bool],
+) -> Passed | None:
+    """What `passing` returns for the first fleet of at most two options below `below_value` for which it is
+    not None; None if there is no such fleet, or as soon as `may_go_on` ends the search.
+
+    The fleets are ordered as in `improve_mixture`, whose parameters the others are. `shares` need only be in
+    proportion: they are scaled so that `best` serves all of the traffic.
+    """
+    position = {option.name: k for k, option in enumerate(options)}
+    options = _promising_first(best, options, shares)
+    places = [position.get(option.name, len(position)) for option in options]
+    workers = dict(best)
+    learned = np.array([shares[option.name] for option in options])
+    best_vector = np.array([[workers.get(option, 0) for option in options]], np.int32)
+    learned /= CandidateFleets(options, best_vector).estimate_shares(learned)
+    passed: Passed | None = None
+
+    def is_passed(vector: CountArray) -> bool:
+        nonlocal passed
+        passed = passing(_counts(vector, options, places))
+        return passed is not None
+
+    _first_that_holds(
+        options, list_filled_fleets(options, limits, below_value, 2), learned, [], is_passed, may_go_on
+    )
+    return passed
 
 
 def _promising_first(

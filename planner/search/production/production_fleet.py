@@ -18,7 +18,10 @@ from planner.fleet import Fleet
 from planner.search.level0.owned_gpus import owned_beside
 from planner.search.level0.walk import every_mix
 from planner.search.mixed.best_fleet import FleetSearch, find_fleet_quickly
+from planner.search.mixed.mixed_fleets import best_settings, shares_by_work
+from planner.search.mixed.mixtures import find_cheaper_pair
 from planner.search.mixed.polished_pins import find_lighter_fleet, is_worth_polishing, use_if_better
+from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import (
     Counts,
     add_workers,
@@ -26,6 +29,7 @@ from planner.search.oracle.fleet_counts import (
     counts_of,
     has_several_types,
     objective_of,
+    options_of,
 )
 from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.work_clock import in_time
@@ -50,6 +54,7 @@ from planner.search.production.scenario_test import (
     FleetTrial,
     ScenarioTest,
 )
+from planner.solvers.master import Option
 from planner.units import in_unit
 
 # The limits below bound the time of a plan. They are set by hand.
@@ -64,6 +69,9 @@ SEARCH_AGAIN_FRAC = 0.15
 NEAR_MISSES = 2
 MOST_NEAR_FEASIBLE = 4  # This many near-feasible fleets are tested.
 MOST_NEAR_CHECKED = 64  # This many fleets are checked for being near feasible.
+# The work of the search for a cheaper fleet of two worker types, as `effort_spent` counts it. Of 40 random
+# questions with two or three GPU types it made four cheaper by 7 to 14 %, for a sixth more CPU.
+PAIRS_EFFORT = 1_000_000
 MOST_MIXES = 2_000  # If more mixes cost less than the fleet, none of them is simulated in scenarios.
 
 
@@ -140,7 +148,7 @@ def _search_on_model(
         first = next_block(first + kept_in.scenario_count)
     if trial is None:
         return None
-    trial = _with_cheaper_mixes(_with_other_roles(trial, paper), paper)
+    trial = _with_cheaper_mixes(_with_cheaper_pairs(_with_other_roles(trial, paper), paper), paper)
     return _with_polished_pins(_with_cheaper_fleets(trial, paper))
 
 
@@ -196,6 +204,52 @@ def _with_other_roles(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
         if passing is None:
             break
         trial = passing
+    return trial
+
+
+def _with_cheaper_pairs(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
+    """The trial of a cheaper fleet of up to two worker types that keeps enough of the search's scenarios and
+    passes the test; then one still cheaper, and so on. The given trial if none is found.
+
+    The search in scenarios starts from fleets that are cheap on paper, so it can miss a worker of another
+    type beside those of the fleet.
+    """
+    problem = trial.searched_problem
+    if problem.oracle.downscale > 1:
+        return trial
+    spent, refused = 0, 0
+    all_options = list(dict.fromkeys([*paper.level0.options, *options_of(trial.best)]))
+    shares = shares_by_work(problem, paper.level0, {}, all_options)
+
+    def passing_trial(counts: Counts) -> FleetTrial | None:
+        """The trial of this fleet, if it keeps enough scenarios and passes the test."""
+        nonlocal spent, refused
+        before = effort_spent()
+        is_kept = objective_of(counts) >= paper.value and problem.oracle.holds(counts)
+        spent += effort_spent() - before
+        tested = trial.retest(counts) if is_kept else None
+        refused += tested is not None and not tested.is_passed
+        return tested if tested is not None and tested.is_passed else None
+
+    def may_go_on() -> bool:
+        return not problem.out_of_time() and spent < PAIRS_EFFORT and refused < MOST_NEAR_FEASIBLE
+
+    def cheaper_pair(options: Sequence[Option]) -> FleetTrial | None:
+        below = below_like_price(problem, trial.best)
+        limits = problem.limits
+        return find_cheaper_pair(trial.best, below, options, shares, limits, passing_trial, may_go_on)
+
+    def find_cheaper() -> FleetTrial | None:
+        planned = {(option.role, hardware_of(option)) for option in options_of(trial.best)}
+        others = [
+            option
+            for option in best_settings(problem, paper.level0, {})
+            if (option.role, hardware_of(option)) not in planned
+        ]
+        return cheaper_pair([*options_of(trial.best), *others]) or cheaper_pair(all_options)
+
+    while trial.is_passed and (cheaper := in_time(find_cheaper, None)) is not None:
+        trial = with_fewest_workers(cheaper)
     return trial
 
 
