@@ -781,7 +781,7 @@ def _more_traffic_figure(plan: Plan, questions: NextQuestions) -> KeyFigure:
     if plan.throughput is not None:
         rate = f"{plan.throughput.rate_rps:g} requests/s"
         kept_text = "is kept in enough scenarios" if plan.certificate.answers else "holds"
-        return KeyFigure(name, "none found", f"{rate} is the most that {kept_text} within the limits")
+        return KeyFigure(name, "none found", f"{rate} is the most found that {kept_text} within the limits")
     more = None if robustness is None else robustness.more_traffic
     if more is None:
         return KeyFigure(name, "not simulated, as it takes long", _priced_by(plan, questions))
