@@ -2,7 +2,8 @@
 cost.
 
     python benchmarks/five_days.py TRACES [--train "70 %"] [--days large,mid,small,azure,bursty] [--queue sjf]
-        [--seed 1] [--before 3] [--missed "1 %"] [--controllers fleetplan]
+        [--seed 1] [--before 3] [--missed "1 %"] [--controllers fleetplan] [--timetables 500]
+        [--billing hour] [--every "5 min"]
 
 TRACES holds servegen/ (a day of m-large and three curves of two weeks) and the Azure conversation trace. Of
 each curve the second day is drawn as in benchmarks/day.py, with ten requests/s on average. "azure" repeats
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.day import SLO, STEP_S, drawn
+from benchmarks.timetables import attack
 from planner.api.inputs import read_trace
 from planner.day import day_causes
 from planner.day.day_api import DayResult, day
@@ -47,6 +49,7 @@ SMALL = {
 MEAN_RPS = 10.0
 BURSTY_CV = 5.0
 AZURE_HOURS = 12
+KEYS_OF_DAY = ("controllers", "missed", "billing", "every")  # Options that are keys of the section `day`.
 STEPS_OF_DAY = 144
 
 
@@ -128,6 +131,9 @@ def main() -> None:
     parser.add_argument("--before", type=int, default=0, help="days that train, of small days")
     parser.add_argument("--missed", help="the share of windows that may be missed")
     parser.add_argument("--controllers", help="names, with commas; all if left out")
+    parser.add_argument("--billing", help="second or hour")
+    parser.add_argument("--every", help="the optimum's grid")
+    parser.add_argument("--timetables", type=int, default=0, help="how many are held against the optimum")
     options = parser.parse_args()
     for name in options.days.split(","):
         before = min(options.before, SMALL_DAYS[name][1]) if name in SMALL_DAYS else 0
@@ -142,7 +148,7 @@ def main() -> None:
         )
         began = time.process_time()
         train = f"{100 * before / (before + 1):.6g} %" if before else options.train
-        given = {"train": train, "controllers": options.controllers, "missed": options.missed}
+        given = {"train": train} | {key: getattr(options, key) for key in KEYS_OF_DAY}
         terms = {name: value for name, value in given.items() if value is not None}
         first, *others = options.queue.split(",")
         question = {**slo, "policies": {"queue": [first, *others]}}
@@ -165,6 +171,8 @@ def main() -> None:
             )
             print(*cells, missed, f"{row.usd:,.2f}", *(f"{usd or np.nan:,.2f}" for usd in bounds), sep=" | ")
         print(f"{time.process_time() - began:.1f} CPU s", flush=True)
+        if options.timetables and result.answer.optimum:
+            print(attack(result.answer, count=options.timetables, seed=options.seed), flush=True)
 
 
 if __name__ == "__main__":
