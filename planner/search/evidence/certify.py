@@ -378,8 +378,8 @@ def _all_alternatives(
 def _status_of(
     problem: Problem, certificate: Certificate, fleet: Fleet, production: Production | None
 ) -> Status:
-    """The status of a plan. It is "certified" only if level 0 came to its end, the fleet passed its test, and
-    its step times were measured and have a spread.
+    """The status of a plan. It is "certified" only if the searches came to their ends, the fleet passed its
+    test, and its step times were measured and have a spread.
     """
     if production is not None and production.why_on_paper is not None:
         return "not for production"
@@ -389,6 +389,8 @@ def _status_of(
         return "on paper"
     if production is None or (not production.is_passed and problem.out_of_time()):
         # There is no fleet for production, or the time was over before the end of its test.
+        return "best found"
+    if production.trial is not None and production.trial.is_cut_short:
         return "best found"
     is_measured = (
         all(pool.type.latency.is_measured for pool in fleet.running_pools)

@@ -250,7 +250,7 @@ def _with_cheaper_pairs(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
 
     while trial.is_passed and (cheaper := in_time(find_cheaper, None)) is not None:
         trial = with_fewest_workers(cheaper)
-    return trial
+    return replace(trial, is_cut_short=problem.out_of_time())
 
 
 def _with_cheaper_mixes(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:

@@ -210,7 +210,8 @@ class FleetTrial:
     """A fleet for production with the result of its test.
 
     `problem` is in the scenarios of the last search. `model` is the scale model that was searched instead if
-    the problem is large (scale_model.py). `cheaper` is the fact on cheaper fleets.
+    the problem is large (scale_model.py). `cheaper` is the fact on cheaper fleets. `is_cut_short`: the time
+    was over before all cheaper fleets of two worker types were searched.
     """
 
     best: Counts
@@ -219,6 +220,7 @@ class FleetTrial:
     test: ScenarioTest
     model: Problem | None = None
     cheaper: CheaperMiss | None = None
+    is_cut_short: bool = False
 
     @property
     def searched_problem(self) -> Problem:
