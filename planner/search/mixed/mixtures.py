@@ -62,11 +62,7 @@ def improve_mixture(
     there are too many fleets (`filling.MOST_CANDIDATES`), the options that cost most for their share are left
     out.
     """
-    position = {option.name: k for k, option in enumerate(options)}
-    options = _promising_first(best, options, shares)
-    # Each option's place in the order of pools; an option of `best` that is not among `options` comes last.
-    places = [position.get(option.name, len(position)) for option in options]
-    learned = np.array([shares[option.name] for option in options])
+    options, places, learned = _promising_first(best, options, shares)
     failed: list[CountArray] = []
     kinds = [(option.role, hardware_of(option)) for option in options] if one_setting else None
     most_types = FIRST_TYPES
@@ -106,11 +102,8 @@ def find_cheaper_pair(
     The fleets are ordered as in `improve_mixture`, whose parameters the others are. `shares` need only be in
     proportion: they are scaled so that `best` serves all of the traffic.
     """
-    position = {option.name: k for k, option in enumerate(options)}
-    options = _promising_first(best, options, shares)
-    places = [position.get(option.name, len(position)) for option in options]
+    options, places, learned = _promising_first(best, options, shares)
     workers = dict(best)
-    learned = np.array([shares[option.name] for option in options])
     best_vector = np.array([[workers.get(option, 0) for option in options]], np.int32)
     learned /= CandidateFleets(options, best_vector).estimate_shares(learned)
     passed: Passed | None = None
@@ -128,9 +121,12 @@ def find_cheaper_pair(
 
 def _promising_first(
     best: fleet_counts.Counts, options: Sequence[Option], shares: Mapping[str, float]
-) -> list[Option]:
-    """All options, the most promising first: those of the best fleet, then for each role and hardware the one
-    with the lowest price for its share, then those with the second lowest, and so on.
+) -> tuple[list[Option], list[int], Shares]:
+    """All options, the most promising first; the place of each in the order of pools; and its share (J,).
+
+    The most promising are those of the best fleet, then for each role and hardware the one with the lowest
+    price for its share, then those with the second lowest, and so on. The order of pools is that of
+    `options`; an option of `best` that is not among them comes last.
     """
 
     def price(option: Option) -> float:
@@ -140,8 +136,10 @@ def _promising_first(
     for alike in by_hardware(options).values():
         ranked += [(rank, price(option), option) for rank, option in enumerate(sorted(alike, key=price))]
     ranked.sort(key=lambda row: row[:2])  # By rank and price only, because options cannot be compared.
-    ordered = [*fleet_counts.options_of(best), *(option for *_, option in ranked)]
-    return list(dict.fromkeys(ordered))
+    ordered = list(dict.fromkeys([*fleet_counts.options_of(best), *(option for *_, option in ranked)]))
+    position = {option.name: k for k, option in enumerate(options)}
+    places = [position.get(option.name, len(position)) for option in ordered]
+    return ordered, places, np.array([shares[option.name] for option in ordered])
 
 
 def _counts(vector: CountArray, options: Sequence[Option], places: Sequence[int]) -> fleet_counts.Counts:

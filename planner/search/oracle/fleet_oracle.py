@@ -66,6 +66,16 @@ def instant_worker(gpu: Gpu) -> WorkerType:
     )
 
 
+def instant_beside(worker: WorkerType) -> WorkerType:
+    """An instant worker with the drafts and adapters of `worker`, which take it no time."""
+    instant = instant_worker(worker.gpu)
+    if (drafts := worker.speculation) is not None:
+        instant = replace(instant, speculation=replace(drafts, draft_frac=0.0, draft_s=0.0))
+    if (lora := worker.lora) is not None:
+        instant = replace(instant, lora=lora.without_cost())
+    return instant
+
+
 LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating this many requests.
 
 # A request takes this many times as long to simulate on some fleets as on an ordinary one. Over whole plans
@@ -191,8 +201,10 @@ class Oracle:
         """The part of a cache key beside the fleet and the SLO."""
         return self.llm, self.network, self.policies, self.of_pairs, self._traffic, self.step_time_sigmas
 
-    def fleet(self, counts: Counts) -> Fleet:
-        """The fleet of these counts; pools of one role are numbered if there are several."""
+    def fleet(self, counts: Counts, *, with_pins: bool = True) -> Fleet:
+        """The fleet of these counts, with the prefixes that it pins unless these are not asked for; pools of
+        one role are numbered if there are several.
+        """
         counts = tuple((option, count) for option, count in counts if count > 0)
         pools = []
         for option, count in counts:
@@ -201,7 +213,8 @@ class Oracle:
             pools.append(Pool(POOL_NAMES[option.role] + suffix, option.role, option.type, count))
         is_pair = any(option.role == "prefill" for option, _ in counts)
         policies = self._pair_policies if is_pair else self.policies
-        pinned = () if self.pinning is None else self.pinning.pinned_prefixes(pools)
+        pinning = self.pinning if with_pins else None
+        pinned = () if pinning is None else pinning.pinned_prefixes(pools)
         return Fleet(self.llm, tuple(pools), policies, self.network, pinned=pinned)
 
     @property
@@ -537,13 +550,8 @@ class Oracle:
         slo = Slo((Limit("ttft", 0.0, 2 * max(ttft_s)),) if ttft_s else ())
 
         def fleet() -> Fleet:
-            # The prefill worker has the pool's drafts and adapters, but they take it no time.
-            instant = instant_worker(option.type.gpu)
-            if (drafts := option.type.speculation) is not None:
-                instant = replace(instant, speculation=replace(drafts, draft_frac=0.0, draft_s=0.0))
-            if (lora := option.type.lora) is not None:
-                instant = replace(instant, lora=lora.without_cost())
-            pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
+            beside = instant_beside(option.type)
+            pools = (Pool("pre", "prefill", beside, 1), Pool("dec", "decode", option.type, count))
             # There is one prefill worker, so no choice for a router, and no prefill work for caches to save.
             policies = replace(self._pair_policies, prefix_cache=False, kv_offload=None, routing="jsq")
             if QUEUE[policies.queue].needs_caches:  # With nothing cached, such queues go by arrival.

@@ -19,7 +19,7 @@ from planner.models.llm import Llm
 from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import SAME_PRICE, Counts, is_within
-from planner.search.oracle.fleet_oracle import Oracle, instant_worker
+from planner.search.oracle.fleet_oracle import Oracle, instant_beside
 from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.oracle.verdict_cache import VerdictCache
 from planner.search.oracle.work_clock import EFFORT_S, is_over
@@ -146,12 +146,10 @@ class Problem:
         """Why workers of this option are not simulated with the problem's policies; empty if they are."""
         counts: Counts = ((option, 1),)
         if option.role != "mixed":  # Beside a worker that nothing is wrong with.
-            own = option.type
-            beside = replace(instant_worker(own.gpu), speculation=own.speculation, lora=own.lora)
             role: Role = "decode" if option.role == "prefill" else "prefill"
-            counts += ((replace(option, role=role, type=beside), 1),)
+            counts += ((replace(option, role=role, type=instant_beside(option.type)), 1),)
         try:
-            check_policies(replace(self.oracle, pinning=None).fleet(counts))
+            check_policies(self.oracle.fleet(counts, with_pins=False))
         except InputError as error:
             return str(error)
         return ""
