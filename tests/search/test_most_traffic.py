@@ -79,7 +79,7 @@ def test_a_pool_of_every_type_is_filled_whatever_the_search_finds(monkeypatch: p
     of TP 2 on the same GPUs carry 25. Here it finds nothing at all.
     """
     on_paper = find_most_traffic(INPUTS)
-    nothing = SimpleNamespace(search=SimpleNamespace(best=None))
+    nothing = SimpleNamespace(search=SimpleNamespace(best=None), options=())
     monkeypatch.setattr(most_traffic, "search_level0", lambda *_, **__: nothing)
     monkeypatch.setattr(most_traffic, "find_fleet_quickly", lambda *_, **__: None)
     kept = find_most_kept_traffic(INPUTS, *on_paper)
@@ -243,6 +243,35 @@ def test_where_level_0_has_no_fleet_at_any_rate_others_are_looked_for() -> None:
     assert found.certificate.level0 == float("inf")
     power_w = [each.fleet.power_w for each in found.alternatives if each.fleet is not None]
     assert max([*power_w, found.fleet.power_w]) <= 3000
+
+
+@pytest.mark.parametrize(
+    ("gpu", "rate_rps", "cost", "safety", "least_rps"),
+    [("l40s-48g", 32.0, "4 usd/h", "none", 34.0), ("a100-80g", 16.0, "5 usd/h", {"kept_in": 0.9}, 20.5)],
+)
+def test_what_one_worker_type_leaves_of_the_limits_is_filled_with_another(
+    gpu: str, rate_rps: float, cost: str, safety: Any, least_rps: float
+) -> None:
+    """The limit pays for one H100, and another GPU beside it. One H100 alone carries 30.9 and 19.6
+    requests/s, and no more was found.
+    """
+    task = question(
+        objective="throughput",
+        llm="llama-3.1-8b",
+        slo={"ttft": {"p90": "2 s"}, "tpot": {"p90": "60 ms"}},
+        limits={"cost": cost},
+        fleet={
+            "gpus": ["h100-80g", gpu],
+            "max_num_batched_tokens": 2048,
+            "sold_as": {"h100-80g": "gpu", gpu: "gpu"},
+        },
+        deploy={"target": "llm-d"},
+        safety=safety,
+    )
+    found = plan(task, traffic(seed=8113, requests=200, rate_rps=rate_rps), CATALOG, time_limit_s=1000.0)
+    assert found.throughput is not None and found.throughput.rate_rps > least_rps
+    gpus = {pool.type.gpu.name: pool.count for pool in found.fleet.running_pools}
+    assert gpus == {"h100-80g": 1, gpu: 1}
 
 
 def test_no_rate_is_tried_at_which_too_few_requests_are_left() -> None:

@@ -404,3 +404,21 @@ def test_a_target_of_one_pool_gets_mixed_workers_of_one_type() -> None:
     elsewhere = roles()
     assert "decode" in elsewhere and len(elsewhere) > 2
     assert roles(deploy={"target": "skypilot"}) == ["mixed"]
+
+
+def test_what_a_target_cannot_run_is_not_planned_where_level_0_has_no_fleet() -> None:
+    """Only a node of each GPU stands the loss of a node within 3 kW. That was planned for SkyPilot, which runs
+    one pool, and for llm-d with mixed workers of one GPU and pairs of the other.
+    """
+    keys = {"slo": {"ttft": {"p90": "4 s"}, "tpot": {"p90": "60 ms"}}, "limits": {"power": "3 kW"}}
+    fleet = {"gpus": ["h100-80g", "a100-80g"], "max_num_batched_tokens": 2048}
+
+    def roles(target: str) -> set[str]:
+        task = question(**keys, spare="1 node", fleet=fleet, safety="none", deploy={"target": target})
+        planned = plan_question(Study(traffic(requests=60, rate_rps=0.5), CATALOG), task)
+        return {pool.role for pool in planned.fleet.running_pools}
+
+    assert roles("kubernetes") == {"mixed", "prefill", "decode"}
+    assert roles("llm-d") == {"mixed"}
+    with pytest.raises(InfeasibleError, match="no fleet within the limits"):
+        roles("skypilot")

@@ -194,13 +194,13 @@ def search_level0(
     options = by_role.options
     if not pairs:
         options = tuple(option for option in options if option.role == "mixed")
-    if problem.task.deploy in ONE_KIND and search.best is not None:
+    if problem.task.deploy in ONE_KIND:
         # The target deploys either mixed pools or prefill and decode pools. So the search for fleets of
-        # several types may only use options of the kind that is best here.
-        is_mixed = search.best[0][0].role == "mixed"
-        options = tuple(option for option in options if (option.role == "mixed") == is_mixed)
-    if problem.task.deploy in ONE_POOL and search.best is not None:
-        options = (search.best[0][0],)
+        # several types may only use options of the kind that is best here; of mixed ones if no fleet holds.
+        roles = {option.role for option, _ in search.best} if search.best else {"mixed"}
+        options = tuple(option for option in options if ("mixed" in roles) == (option.role == "mixed"))
+    if problem.task.deploy in ONE_POOL:  # There are no fleets of several types.
+        options = (search.best[0][0],) if search.best else options[:1]
     return Level0(search, options, by_role.bounded, best_mixed, best_one_gpu, has_pairs=bool(pairs))
 
 

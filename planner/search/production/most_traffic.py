@@ -16,16 +16,18 @@ from functools import partial
 from planner.documents.certificate import Throughput
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.fleet import Fleet, Policies
-from planner.search.level0.level0_search import runs_mixed, search_level0
+from planner.search.level0.level0_search import Level0, runs_mixed, search_level0
 from planner.search.mixed.best_fleet import find_fleet_quickly
 from planner.search.mixed.infeasible import with_relaxation
+from planner.search.mixed.mixed_fleets import shares_by_work
+from planner.search.mixed.mixtures import find_cheaper_pair
 from planner.search.mixed.policy_race import MOST_ROUNDS, cheapest_first, race_on_fleets
 from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts, counts_of
 from planner.search.oracle.scenarios import next_block
 from planner.search.oracle.traffic_request import requested_traffic
-from planner.search.oracle.work_clock import StoppedError, ended_by, is_over
+from planner.search.oracle.work_clock import StoppedError, ended_by, in_time, is_over
 from planner.search.problem import plan_problem
 from planner.search.problem.build_problem import SearchInputs
 from planner.search.problem.options import split_of
@@ -64,6 +66,9 @@ KNOWN_LEAST_FRAC = 1 / 16
 LIKELY_FALL_FRAC = 0.9
 # If no fleet is found with these types, all types are searched, at rates that fall by this factor.
 FALL_FRAC = 0.5
+# At a rate that no fleet of level 0 sustains, pairs of worker types are simulated with at most this effort
+# [requests].
+PAIRS_EFFORT = 1_000_000
 # After a failed test the rate falls by this share, as often as its scenarios require. A rate that passes is
 # final if the failed one is at most twice this share above it.
 LESS_RATE_FRAC = 0.03
@@ -250,7 +255,7 @@ def find_most_traffic(inputs: SearchInputs, *, before_production: bool = False) 
             if best is None and not _is_mixed_pool(workers_of):
                 some_types = restrict_to_workers(with_policy, workers_of)
                 level0 = search_level0(some_types, best_fleets, walks=not before_production, any_will_do=True)
-                best = level0.search.best
+                best = level0.search.best or _find_pair(some_types, workers_of, level0)
                 is_exhausted &= level0.search.is_exhausted
             if best is None and any_mix:
                 best = find_fleet_quickly(with_policy, best_fleets, is_mixed=True)
@@ -371,7 +376,8 @@ class _KeptSearch:
             problem = with_search_limit(problem, LEAST_SEARCH_REQUESTS)
             if best is None and not _is_mixed_pool(workers_of):
                 some_types = restrict_to_workers(problem, workers_of)
-                best = search_level0(some_types, start, walks=False, any_will_do=True).search.best
+                level0 = search_level0(some_types, start, walks=False, any_will_do=True)
+                best = level0.search.best or _find_pair(some_types, workers_of, level0)
             if best is None and any_mix:
                 best = find_fleet_quickly(problem, start, is_mixed=True)
             if best is not None:
@@ -502,6 +508,33 @@ def _full_pool_that_holds(
             return full
         failed_rps[option.name] = rate_rps
     return None
+
+
+def _find_pair(problem: plan_problem.Problem, workers_of: Fleet | None, level0: Level0) -> Counts | None:
+    """The first fleet found that holds, of two types of mixed workers with as many as the limits allow: where
+    one more worker of the best type exceeds the limits, there may be room for one of another type. None if
+    none holds within PAIRS_EFFORT. Fleets of prefill and decode workers of two types belong to `level0`, the
+    search in which no fleet was found.
+
+    With `workers_of` the problem has the types of that fleet alone; these must be several mixed ones.
+    """
+    options = [option for option in level0.options if option.role == "mixed"]
+    if not options or (workers_of is not None and len(workers_of.pools) == 1):
+        return None
+    problem = plan_problem.with_effort_limit(problem, PAIRS_EFFORT)
+    limits, shares = problem.limits, shares_by_work(problem, level0, {}, options)
+    pools = [((option, int(limits.most_workers(option.type))),) for option in options]
+    best_pool = max(pools, key=lambda pool: sum(shares[option.name] * count for option, count in pool))
+
+    def if_holds(counts: Counts) -> Counts | None:
+        return counts if problem.oracle.holds(counts) else None
+
+    def may_go_on() -> bool:
+        return not problem.out_of_time()
+
+    return in_time(
+        lambda: find_cheaper_pair(best_pool, math.inf, options, shares, limits, if_holds, may_go_on), None
+    )
 
 
 def _is_mixed_pool(fleet: Fleet | None) -> bool:
