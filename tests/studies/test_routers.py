@@ -407,8 +407,8 @@ def test_a_target_of_one_pool_gets_mixed_workers_of_one_type() -> None:
 
 
 def test_what_a_target_cannot_run_is_not_planned_where_level_0_has_no_fleet() -> None:
-    """Only a node of each GPU stands the loss of a node within 3 kW. That was planned for SkyPilot, which runs
-    one pool, and for llm-d with mixed workers of one GPU and pairs of the other.
+    """Only a node of each GPU stands the loss of a node within 3 kW. That was planned for SkyPilot, which
+    runs one pool, and for llm-d with mixed workers of one GPU and pairs of the other.
     """
     keys = {"slo": {"ttft": {"p90": "4 s"}, "tpot": {"p90": "60 ms"}}, "limits": {"power": "3 kW"}}
     fleet = {"gpus": ["h100-80g", "a100-80g"], "max_num_batched_tokens": 2048}
