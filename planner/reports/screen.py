@@ -397,7 +397,7 @@ def most_kept_text(most: MostKept) -> str:
 
 
 def _enough_text(plan: Plan) -> str:
-    """How much of `limits` is enough for production; empty if that is not known."""
+    """How much of `limits`, or of the stock, is enough for production; empty if that is not known."""
     enough = [each.enough for each in plan.warnings if isinstance(each, TooFewKept) and each.enough]
     return f"; {ways_text(enough)} is enough" if enough else ""
 

@@ -1,5 +1,5 @@
-"""How much of `limits` a fleet for production takes, for a plan that is on paper because none within them is
-kept in enough scenarios.
+"""How much of `limits`, or of the stock, a fleet for production takes, for a plan that is on paper because no
+fleet within them is kept in enough scenarios.
 """
 
 from dataclasses import replace
@@ -10,6 +10,7 @@ from planner.errors import InfeasibleError, OutOfTimeError
 from planner.search.evidence.plan import Plan
 from planner.search.mixed.infeasible import exceeded
 from planner.search.oracle.fleet_counts import workers_of
+from planner.search.oracle.work_clock import is_over, now_s
 from planner.studies.what_if import Study
 
 
@@ -19,24 +20,27 @@ def without_limits(task: PlanQuestion) -> PlanQuestion:
 
 
 def say_enough(plan: Plan, study: Study, task: PlanQuestion, work_s: float) -> Plan:
-    """The plan, whose warning TooFewKept names limits with which a fleet passes the test; unchanged without
-    the warning or `limits`, or if none is found in `work_s` on the search's clock.
+    """The plan, whose warning TooFewKept names limits with which a fleet passes the test: first without
+    `limits`, then with as many GPUs as it takes. Unchanged without the warning, with the objective
+    throughput, or if no such fleet is found in `work_s` on the search's clock.
     """
-    lifted = without_limits(task)
     why = next((each for each in plan.warnings if isinstance(each, TooFewKept)), None)
-    if why is None or lifted == task or task.objective == "throughput":
+    if why is None or task.objective == "throughput":
         return plan
-    study.progress("none for production; looking for limits that are enough")
-    try:
-        answer = replace(study, most_work_s=min(study.most_work_s, work_s)).answer(lifted)
-    except (InfeasibleError, OutOfTimeError):
-        return plan
-    limits = replace(
-        answer.problem.limits,
-        cost_usd_per_h=task.cost_limit_usd_per_h,
-        power_w=task.power_limit_w,
-        gpus=task.gpu_limit,
-    )
-    enough = exceeded(limits, workers_of(answer.search_result.best)) if answer.is_passed else ()
-    warnings = [replace(each, enough=enough) if each is why else each for each in plan.warnings]
-    return replace(plan, warnings=tuple(warnings))
+    deadline, unlimited = now_s() + work_s, without_limits(task)
+    for lifted, what in (
+        (unlimited, "limits"),
+        (replace(unlimited, stock=dict.fromkeys(task.stock)), "stock"),
+    ):
+        if lifted == task or is_over(deadline):
+            continue
+        study.progress(f"none for production; looking for {what} enough")
+        try:
+            answer = replace(study, most_work_s=min(study.most_work_s, deadline - now_s())).answer(lifted)
+        except (InfeasibleError, OutOfTimeError):
+            continue
+        if answer.is_passed:
+            enough = exceeded(study.problem_of(task).limits, workers_of(answer.search_result.best))
+            warnings = [replace(each, enough=enough) if each is why else each for each in plan.warnings]
+            return replace(plan, warnings=tuple(warnings))
+    return plan
