@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from questions import traffic
 
 import fleetplan
@@ -9,7 +11,7 @@ from planner.api.results import PlanResult
 from planner.documents.facts import TooFewKept
 from planner.reports.screen import answer_cards
 
-QUESTION = {
+QUESTION: dict[str, Any] = {
     "llm": "llama-3.1-8b",
     "slo": {"ttft": {"p90": "400 ms"}, "tbt": {"p99": "100 ms"}},
     "fleet": {"sold_as": {"l40s-48g": "gpu"}, "max_num_batched_tokens": 2048},
