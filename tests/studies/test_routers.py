@@ -422,3 +422,21 @@ def test_what_a_target_cannot_run_is_not_planned_where_level_0_has_no_fleet() ->
     assert roles("llm-d") == {"mixed"}
     with pytest.raises(InfeasibleError, match="no fleet within the limits"):
         roles("skypilot")
+
+
+def test_llm_d_gets_pairs_of_several_types_where_no_mixed_workers_hold() -> None:
+    """Of one H100, A100 and L40S two prefill prompts and one decodes; llm-d runs pairs, or mixed workers."""
+    gpus = ("h100-80g", "a100-80g", "l40s-48g")
+    task = question(
+        llm="llama-3.1-8b",
+        slo={"ttft": {"p90": "1 s"}, "tbt": {"p99": "30 ms"}},
+        fleet={
+            "gpus": dict.fromkeys(gpus, 1),
+            "max_num_batched_tokens": 2048,
+            "sold_as": dict.fromkeys(gpus, "gpu"),
+        },
+        safety="none",
+        deploy={"target": "llm-d"},
+    )
+    planned = plan_question(Study(traffic(seed=1, requests=120, rate_rps=20.0), CATALOG), task)
+    assert sorted(pool.role for pool in planned.fleet.running_pools) == ["decode", "prefill", "prefill"]

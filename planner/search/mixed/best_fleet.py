@@ -16,6 +16,7 @@ from planner.documents import facts
 from planner.domain import OWNED, ROUNDING, Gpu, payment_suffix
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
+from planner.policies import ONE_KIND
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.level0.one_pool import Level0Search
 from planner.search.level0.owned_gpus import owned_candidates
@@ -142,6 +143,8 @@ def _search(
     start_counts = counts_of_each(start, level0.options)
     start_counts += owned_candidates(problem, level0)
     mixed_fleets = search_mixed_fleets(problem, level0, start_counts, refines=walks)
+    if mixed_fleets.best is None and problem.task.deploy in ONE_KIND and level0.has_pairs:
+        mixed_fleets = _or_pairs(mixed_fleets, problem, level0, refines=walks)
     if mixed_fleets.best is None:
         return None, level0, mixed_fleets
     best, value = owned_first(problem, mixed_fleets.best), mixed_fleets.value
@@ -156,6 +159,16 @@ def _search(
         is_every_mix_simulated=mixed_fleets.is_exact,
     )
     return fleet_search, level0, mixed_fleets
+
+
+def _or_pairs(mixed: MixedFleets, problem: Problem, level0: Level0, *, refines: bool) -> MixedFleets:
+    """The search for fleets of prefill and decode workers after that of mixed workers has found none, for a
+    target that runs only one of the two kinds. If it finds none either, how both searches ended.
+    """
+    options = tuple(bounded.option for role in ("prefill", "decode") for bounded in level0.with_role(role))
+    pairs = search_mixed_fleets(problem, replace(level0, options=options), refines=refines)
+    have_ended = all(each.is_exhausted or each.is_hopeless for each in (mixed, pairs))
+    return replace(pairs, cuts=mixed.cuts + pairs.cuts, is_exhausted=have_ended, is_hopeless=False)
 
 
 def _with_fewest_gpus(problem: Problem, options: Sequence[Option], best: Counts) -> Counts:
