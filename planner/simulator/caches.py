@@ -594,6 +594,8 @@ def _evict_entry(state, w, e, time_s):
             owner.left = NONE
         _free_entry(state, e)
         return
+    if len(caches.notices) > 0:  # Of notices that came before, the node counts as there.
+        read_notices(state, time_s, ZERO)
     entry.is_cached, entry.refs, entry.is_late = 0, 0, 0
     node = np.int64(entry.node)
     if _free_if_copied(state, w, e):
@@ -694,7 +696,7 @@ def read_notices(state, time_s, notices_to_leave):
 
 @where_has("caches", lambda state, time_s: None)
 def read_due_notices(state, time_s):
-    """The router reads the notices that have arrived by `time_s`, before their nodes are cached again."""
+    """The router reads the notices that have come by `time_s`, before one of their nodes comes or goes."""
     read_notices(state, time_s, ZERO)
 
 

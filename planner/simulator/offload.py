@@ -32,6 +32,8 @@ node does not leave while a worker loads it, until that worker forms its next st
 workers. With asynchronous scheduling a worker looks into the store when it forms a step, some time before the
 step begins. It does not find nodes that others store in that time. A node that it found, and that leaves the
 store in that time, comes back as the one used longest ago, in place of others, because the worker keeps it.
+In Mooncake it would not leave, since who looks has a lease (ExistKey of its master). That shows where a store
+of a few nodes lets go of one in the very step before its load: others find a node too many or too few then.
 
 Workers that decode alone have no such memory: a prompt that was preempted there is computed, as their caches
 keep no nodes.
@@ -140,11 +142,12 @@ def note_ended_loads(state, w, time_s):
 @kernel_jit
 def is_loaded(state, w, r):
     """Whether worker w knows that it has all KV of request r, which waits for a load. An engine without a
-    step in flight knows of every load that has ended.
+    step in flight knows of every load that has ended, and still does in its next steps (`nodes` is 0).
     """
     # The step that is being formed has the number steps + 1.
     worker, load = state.workers[w], state.offload.loads[r]
-    return load.known_step > 0 and (load.known_step <= worker.steps + 1 or not has_step_in_flight(worker))
+    knows_now = load.known_step <= worker.steps + 1 or not has_step_in_flight(worker)
+    return load.known_step > 0 and (knows_now or load.nodes == 0)
 
 
 @kernel_jit

@@ -32,6 +32,11 @@ def test_nodes_of_who_has_left_count_as_used_before_a_later_step_stores(seed: in
     KINDS["memory"](seed)
 
 
+def test_a_worker_does_not_forget_that_a_load_has_ended() -> None:
+    """It heard of it without a step in flight, had no room for the request, and began another's step."""
+    KINDS["memory"](3107)
+
+
 @pytest.mark.parametrize("seed", [7, 10, 42, 70, 91, 187, 1578])
 def test_an_asynchronous_engine_looks_into_a_shared_store_when_it_forms_a_step(seed: int) -> None:
     """What others store while the step before runs is not found; what they drive out is."""
@@ -47,3 +52,9 @@ def test_what_was_found_in_a_shared_store_stays_where_it_was_in_the_order_of_use
 def test_routers_know_nothing_of_blocks_that_a_step_formed_ahead_shares() -> None:
     """Blocks are free for a router if only requests of the step that is formed but not begun use them."""
     compare_prefix_case(1486)
+
+
+@pytest.mark.parametrize("seed", [4244, 5782, 20172])
+def test_a_late_notice_of_an_eviction_says_nothing_of_the_next_one(seed: int) -> None:
+    """The node was there again as the notice came, and was evicted again before the router next chose."""
+    compare_prefix_case(seed)

@@ -139,10 +139,12 @@ def compare_tiers(seed: int) -> TierComparison | None:
     if engine == "async" and found.preemptions.any():
         return None
     plain = reference_of(fleet, trace, engine).run()
-    assert found.cached_tokens is not None and found.reloaded_tokens is not None
-    disk = np.zeros(len(trace)) if found.disk_tokens is None else found.disk_tokens
+    assert found.cached_tokens is not None
+    nothing = np.zeros(len(trace))  # Without room for a node there is no memory.
+    loaded = nothing if found.reloaded_tokens is None else found.reloaded_tokens
+    disk = nothing if found.disk_tokens is None else found.disk_tokens
     total = int(trace.input_tokens.sum())
-    ours = np.array([found.cached_tokens.sum(), (found.reloaded_tokens - disk).sum(), disk.sum()]) / total
+    ours = np.array([found.cached_tokens.sum(), (loaded - disk).sum(), disk.sum()]) / total
     memory = sum(plain.loaded_tokens) - sum(plain.disk_tokens)
     theirs = np.array([sum(plain.first_hit), memory, sum(plain.disk_tokens)]) / total
     begin_s, end_s = (

@@ -90,9 +90,10 @@ class OffloadReference(PrefixReference):
         return found
 
     def is_loaded(self, worker: Worker, load: Load) -> bool:
+        """Whether the worker knows that the load has ended, which it does not forget."""
         is_under_way = worker.step_start_s is not None
         return load.known_step is not None and (
-            worker.knows_all or load.known_step <= worker.steps + is_under_way + 1
+            load.is_heard or worker.knows_all or load.known_step <= worker.steps + is_under_way + 1
         )
 
     def under_way(self, worker: Worker) -> set[Node]:

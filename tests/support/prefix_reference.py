@@ -285,6 +285,7 @@ class PrefixReference(Reference):
         cache.there.add(node)
 
     def see_evicted(self, cache: Cache, node: Node) -> None:
+        self.read_notices()
         cache.there.discard(node)
         if self.policies.eviction_notice_s:
             self.notices.append((self.now + self.policies.eviction_notice_s, cache, node))
@@ -292,7 +293,9 @@ class PrefixReference(Reference):
             self.forget(cache, node)
 
     def read_notices(self) -> None:
-        """The router hears of a node that was evicted some time ago, unless it is there again."""
+        """The router hears of a node that was evicted some time ago, unless it is there again as it hears.
+        So it reads before any node comes or goes.
+        """
         come = [notice for notice in self.notices if notice[0] <= self.now]
         self.notices = [notice for notice in self.notices if notice[0] > self.now]
         for _, cache, node in come:
