@@ -1,11 +1,12 @@
 """The target SkyPilot: a SkyServe service, with a rented machine per worker behind SkyServe's load balancer.
 
-A service has one kind of replica, so a fleet of several pools is refused.
+A service has one kind of replica, so a fleet of several pools is refused, unless they are the same workers on
+owned and rented GPUs.
 """
 
 import shlex
 
-from planner.domain import SPOT, Gpu, payment_suffix
+from planner.domain import OWNED, SPOT, Gpu, payment_suffix
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
@@ -46,6 +47,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 def steps(fleet: Fleet) -> list[str]:
     """How to deploy the service, as lines of the README."""
+    has_owned = any(payment_suffix(pool.type.gpu.name) == OWNED for pool in fleet.running_pools)
     return [
         f"    pip install 'skypilot[CLOUD]=={SKYPILOT_VERSION}' && sky check",
         f"    sky serve up -n {engine_command.llm_label(fleet)} skypilot.yaml --secret HF_TOKEN",
@@ -53,6 +55,7 @@ def steps(fleet: Fleet) -> list[str]:
         "SkyPilot rents where a machine with exactly these GPUs costs least, at that cloud's price, beside a "
         "machine for its controller and load balancer. `infra: aws/us-east-1` under `resources` keeps it to "
         "one place. The address: `sky serve status --endpoint`.",
+        *(["Owned GPUs count if `sky check` lists their cluster (Kubernetes or SSH)."] if has_owned else []),
     ]
 
 
@@ -63,9 +66,7 @@ def routing(fleet: Fleet) -> str:
 
 def document(fleet: Fleet, max_model_len: int) -> Document:
     """The service's task: how many replicas, what each rents, how it is set up and what it runs."""
-    if len(fleet.running_pools) > 1:
-        raise InputError("skypilot: a service has one kind of replica, found several pools; take vllm")
-    (pool,) = fleet.running_pools
+    pool, replicas = _replicas(fleet)
     engine_command.refuse_several_nodes(fleet, "skypilot")
     engine_command.refuse_offload(fleet, "skypilot")
     engine_command.refuse_adapters(fleet, "skypilot", "adapters must lie on every replica")
@@ -74,7 +75,7 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
     return {
         "name": engine_command.llm_label(fleet),
         "service": {
-            "replicas": pool.count,
+            "replicas": replicas,
             "load_balancing_policy": _balancing(fleet),
             "load_balancer": {"stream_timeout_seconds": STREAM_TIMEOUT_S},
             "readiness_probe": {"path": "/health", "initial_delay_seconds": engine_command.START_S},
@@ -89,6 +90,17 @@ def document(fleet: Fleet, max_model_len: int) -> Document:
         "setup": "\n".join(_setup_lines(fleet, pool)) + "\n",
         "run": f"source ~/vllm/bin/activate\n{command} --host 0.0.0.0 --port {HTTP_PORT}\n",
     }
+
+
+def _replicas(fleet: Fleet) -> tuple[Pool, int]:
+    """The pool whose workers the replicas are, and their number. Owned GPUs are not told from rented ones:
+    SkyPilot takes a machine of the user's own clusters, which cost nothing there, before it rents one.
+    """
+    pools = fleet.running_pools
+    kinds = {(pool.role, pool.type.name.replace(OWNED, "")) for pool in pools}
+    if len(kinds) > 1:
+        raise InputError("skypilot: a service has one kind of replica, found several pools; take vllm")
+    return pools[0], sum(pool.count for pool in pools)
 
 
 def _setup_lines(fleet: Fleet, pool: Pool) -> list[str]:

@@ -420,7 +420,9 @@ def _can_deploy(model: _ReplanModel, vectors: Ints) -> npt.NDArray[np.bool_]:
     if model.deploy in ONLY_PAIRS:
         can &= ~has_mixed
     if model.deploy in ONE_POOL:
-        can &= ~has_pairs & ((vectors > 0).sum(axis=1) == 1)
+        kinds = np.array([option.name.replace(OWNED, "") for option in model.universe])
+        used = [vectors[:, kinds == kind].any(axis=1) for kind in np.unique(kinds)]
+        can &= ~has_pairs & (np.sum(used, axis=0) == 1)
     return can
 
 

@@ -553,6 +553,16 @@ def test_spot_workers_are_rented_on_the_spot_market() -> None:
     assert asked == {"h100-80g": False, "h100-80g@spot": True}
 
 
+def test_the_same_workers_on_owned_and_rented_gpus_are_one_skypilot_service() -> None:
+    """A plan for SkyPilot that rents beside owned GPUs had no skypilot.yaml."""
+    fleet = mixed()
+    (pool,) = fleet.pools
+    owned = replace(pool.type, gpu=replace(pool.type.gpu, name=f"{pool.type.gpu.name}@owned"))
+    files = rendered(replace(fleet, pools=(replace(pool, name="owned", type=owned, count=2), pool)))
+    assert yaml.safe_load(files["skypilot.yaml"])["service"]["replicas"] == pool.count + 2
+    assert "`sky check` lists their cluster" in files["README.md"]
+
+
 def test_amd_gpus_get_their_image_resource_and_label() -> None:
     deployment = kubernetes.documents(mixed("mi300x-192g", 2, 1), 5000)[0]
     pod = deployment["spec"]["template"]["spec"]
