@@ -21,11 +21,12 @@ ui: $(VENV)/installed-ui  ## the planner in a browser, on http://127.0.0.1:8501
 # a file to a worker, so that what its tests share is planned once, in the order of tests/conftest.py; three
 # workers for two cores, because tests with servers and processes wait for them most of their time
 SIDE_BY_SIDE = -n 3 --dist loadfile --no-loadscope-reorder
+TESTS ?= not slow and not long
 test: $(VENV)/installed-dev  ## the tests that take a CPU second or less, and a few more; warnings as errors
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long"
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "$(TESTS)"
 
-test-long: $(VENV)/installed-dev  ## the others, most of them whole plans; CI runs both
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long and not slow"
+test-long:  ## the others, most of them whole plans; CI runs both at once, so that what they share is planned once
+	$(MAKE) test TESTS="long and not slow"
 
 # those that compare with a plain simulator or count what is lost reach every kernel, with a third of their seeds;
 # `make test-weekly` runs all. What LLVM would optimise checks no index more, and takes longer to compile
