@@ -411,7 +411,7 @@ def _print_proof(plan: Plan) -> None:
     if certificate.has_level0:
         level0_text = f"{in_unit(certificate.level0, certificate.unit)}, {proof}"
     print_lines(
-        f"on paper, level 0 (one worker type per pool): {level0_text}; any mix: "
+        f"on paper, one worker type per pool: {level0_text}; any mix: "
         f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
         f"(gap {show_percent(certificate.gap_frac)}); {count_text(certificate.simulations, 'simulation')}"
     )

@@ -212,7 +212,7 @@ def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
         **limits,
         **simulated,
         "bound": show_digits(bound, 4),
-        "on paper, level 0": level0_proof(
+        "on paper, one worker type per pool": level0_proof(
             is_exact=document["level0_exact"], is_exhausted=document["level0_exhausted"]
         ),
     }

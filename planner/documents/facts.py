@@ -788,6 +788,15 @@ class NodesBeyondStock:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnedUnused:
+    """The plan rents GPUs while `unused` of the `owned` GPUs of this type do no work."""
+
+    gpu: str
+    unused: int
+    owned: int
+
+
+@dataclass(frozen=True, slots=True)
 class FewKeepAll:
     """Every limit holds, yet few requests keep all of them; `late` has the limits that the others exceed."""
 
@@ -1495,7 +1504,16 @@ class NoneTogether:
 Warned = (
     (NotCertified | TooFewKept | IdleMisses | NoneTogether)
     | (RoutersMiss | NotDeployable | ServicesApart)
-    | (OfTraffic | NodesBeyondStock | FewKeepAll | WorstHour | OverTheWhole | ShortTrace | OneTraceRedrawn)
+    | (
+        OfTraffic
+        | NodesBeyondStock
+        | OwnedUnused
+        | FewKeepAll
+        | WorstHour
+        | OverTheWhole
+        | ShortTrace
+        | OneTraceRedrawn
+    )
     | (GuessedSteps | RooflineWon | NearestEngine | UncheckedEngine | OldPrices)
     | (NotSimulated | EndedByClock)
     | (LongerSteps | UpperEnds | SpotGone | MissedOnDraws | WorkerMoreFails)

@@ -773,8 +773,9 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
             raise InputError(f"{where}: {written_name} is {name}, which is given twice; keep one")
         if isinstance(count, Mapping):
             raise InputError(
-                f"{where}: {written_name}: expected a number, or null for no limit, found {count!r}; "
-                f"a price stands under fleet: prices: {{{written_name}: 2 usd/h}}"
+                f"{where}: {written_name}: expected a number, or null for no limit, found {dict(count)}; "
+                f"GPUs that you own stand under fleet: owned: {{{written_name}: 8}}, "
+                f"a price under fleet: prices: {{{written_name}: 2 usd/h}}"
             )
         is_unlimited = count is None or count == "unlimited"
         stock[name] = None if is_unlimited else check_whole_number(count, f"{where}: {written_name}", least=0)

@@ -156,8 +156,9 @@ _CAUTIONS: dict[facts.Caution, str] = {
     ),
     "requests-bring-priority": (
         "the order of the queue goes by the `priority` that each request brings with it: clients or `plan "
-        "serve` must give it, no router of a manifest does; without it prompts are served as they arrive, "
-        "which policies: {queue: fcfs} or a deployment target (--target NAME) plans for"
+        "serve` must give it, no router of a manifest does; without it prompts are served as they arrive: so "
+        "are the targets' routers simulated unless slo.yaml names this order, and so plans policies: {queue: "
+        "fcfs} or a deployment target (--target NAME)"
     ),
     "keep-alives-uncounted": (
         "requests of the router that keep pinned prefixes cached take over 1 % of some worker's time, which "
@@ -261,6 +262,11 @@ def more_text(frac: float) -> str:
     return f"+{headroom_percent(frac)}"
 
 
+def _percent_more(frac: float) -> str:
+    """A signed difference in percent without its unit: "+1.2"; from 100 % on in whole percents, "+2681"."""
+    return f"{100 * frac:+.{1 if abs(frac) < 1 else 0}f}"
+
+
 def relative_cost_text(cost: float, value: float) -> str:
     """How far the cost of a fleet is above `value`: "+1.2 %". `cost` is infinite if no fleet was found."""
     if not math.isfinite(cost):
@@ -270,7 +276,7 @@ def relative_cost_text(cost: float, value: float) -> str:
     more_frac = cost / value - 1
     if abs(more_frac) < SAME_FRAC:
         return "the same"
-    percent = f"{100 * more_frac:+.1f}"
+    percent = _percent_more(more_frac)
     if percent.strip("+-0."):
         return f"{percent} %"
     return f"{'more' if more_frac > 0 else 'less'} by under 0.1 %"
@@ -447,7 +453,7 @@ def moved_text(planned: float, value: float | None, unit: str) -> str:
     if amount == in_unit(0.0, unit):  # Less than half a cent.
         return f"{'more' if more > 0 else 'less'} by under 0.01 {unit}"
     # A plan with only owned GPUs may cost nothing.
-    percent = f"{100 * more / planned:+.1f}" if planned else ""
+    percent = _percent_more(more / planned) if planned else ""
     share = f" ({percent} %)" if percent.strip("+-0.") else ""
     return f"{'+' if more > 0 else '-'}{amount}{share}"
 
@@ -936,6 +942,14 @@ def _(fact: facts.NodesBeyondStock) -> str:
         f"these workers leave gaps in nodes and take {fact.nodes} nodes of {fact.gpus_per_node} × "
         f"{fact.gpu}, more than the stock of {fact.stock_gpus} GPUs has; take workers whose GPUs divide a "
         f"node (tp × pp × dp of 1, 2, 4 or 8), or a stock of {fact.nodes * fact.gpus_per_node}"
+    )
+
+
+@fact_sentence.register
+def _(fact: facts.OwnedUnused) -> str:
+    return (
+        f"{fact.unused} of the {fact.owned} × {fact.gpu} that you own are not used; "
+        "no cheaper fleet with more of them was found"
     )
 
 

@@ -96,14 +96,14 @@ def _without_lacking(routed: Deployed, target: str, *, bring_priority: bool) -> 
     if lacks_queue or (queue.has_rank and not bring_priority):
         why = f"nothing there gives the order {queue.name}"
         why = why if lacks_queue else f"no request brings a priority for {queue.name}"
-        differs.append(f"prompts go {usual.queue}, as {why}")
+        differs.append(f"serves prompts by {usual.queue}, as {why}")
         policies = replace(
             policies, queue=usual.queue, due=usual.due, queue_window_s=usual.queue_window_s, queue_batch=0
         )
     for axis in ("batching", "admission", "pools"):
         planned, default = getattr(policies, axis), getattr(usual, axis)
         if not is_deployed(BY_FIELD[axis][planned], target):
-            differs.append(f"{axis} is {default}, as {planned} is of simulations alone")
+            differs.append(f"has {axis} {default}, as {planned} is of simulations alone")
             policies = replace(policies, **{axis: default}, reserve_tokens=usual.reserve_tokens)
     return replace(routed, policies=policies, differs=tuple(differs))
 

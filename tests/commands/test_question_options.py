@@ -165,7 +165,9 @@ def test_a_price_among_the_stock_is_told_its_place() -> None:
     """The answer was "expected a whole number >= 0, found {'count': 16, ...}"."""
     gpus = {"h100": {"count": 16, "price": "2 usd/h"}}
     document = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p95": "1 s"}}, "fleet": {"gpus": gpus}}
-    with pytest.raises(InputError, match=r"a price stands under fleet: prices: \{h100: 2 usd/h\}"):
+    with pytest.raises(
+        InputError, match=r"under fleet: owned: \{h100: 8\}, a price under fleet: prices: \{h100: 2 usd/h\}"
+    ):
         parse_task(document, read_catalog())
 
 

@@ -155,7 +155,7 @@ def test_an_alternative_is_compared_with_the_answer_of_its_kind() -> None:
     answers = (Answered("production", (), 20.0, None, None),)
     plan = replace(plan, certificate=replace(plan.certificate, value=10.0, answers=answers))
     row = Alternative("only a100-80g", plan.fleet, 30.0, (Remarked("on-paper"),))
-    assert alternative_note(row, plan).startswith("+200.0 % against the fleet on paper, 10.00 USD/h; ")
+    assert alternative_note(row, plan).startswith("+200 % against the fleet on paper, 10.00 USD/h; ")
     assert alternative_note(replace(row, notes=()), plan) == "+50.0 %"
     same = replace(plan, certificate=replace(plan.certificate, value=20.0))
     assert alternative_note(row, same).startswith("+50.0 %; compared on paper")

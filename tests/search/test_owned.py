@@ -10,6 +10,7 @@ import pytest
 from plans import CATALOG
 from questions import question, traffic
 
+from planner.documents.facts import OwnedUnused
 from planner.domain import OWNED, row_of
 from planner.errors import InfeasibleError
 from planner.reports.output import to_json
@@ -62,6 +63,19 @@ def test_no_more_is_rented_than_there_is_beside_what_is_owned() -> None:
         question(fleet=fleet | {"gpus": {"h100-80g": 7}}), traffic(requests=200, rate_rps=10.0), CATALOG
     )
     assert found.fleet.gpus - owned_of(found) == 4 and found.bill.usd_per_h == pytest.approx(4 * PRICE)
+
+
+def test_unused_owned_gpus_are_named_where_others_are_rented() -> None:
+    """Nothing on the first screen said that GPUs which the user owns do no work."""
+    h100s = question(fleet={"gpus": {"h100-80g": 16}, "owned": {"h100-80g": 5}})
+    rents = plan(h100s, traffic(requests=300, rate_rps=20.0), CATALOG)
+    unused = 5 - owned_of(rents)
+    assert rents.bill.rented_gpus and bool(unused) == (OwnedUnused("h100-80g", unused, 5) in rents.warnings)
+    # One A100 holds no worker of this LLM.
+    a100 = question(fleet={"gpus": {"h100-80g": 16, "a100-80g": 1}, "owned": {"a100-80g": 1}})
+    assert OwnedUnused("a100-80g", 1, 1) in plan(a100, traffic(requests=300), CATALOG).warnings
+    owned = plan(question(fleet={"gpus": {}, "owned": {"h100-80g": 24}}), traffic(requests=300), CATALOG)
+    assert owned_of(owned) < 24 and not any(isinstance(each, OwnedUnused) for each in owned.warnings)
 
 
 def test_where_all_is_owned_the_fewest_run_and_cost_nothing() -> None:

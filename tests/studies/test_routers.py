@@ -389,7 +389,7 @@ def test_a_batching_that_vllm_lacks_is_simulated_as_vllm_does() -> None:
     fleet = mixed(count=1)
     fleet = replace(fleet, policies=replace(fleet.policies, batching="sarathi"))
     rows = simulate_routers(a_plan(fleet)).certificate.routers
-    assert rows and all("batching is vllm-v1, as sarathi" in " ".join(row.differs) for row in rows)
+    assert rows and all("has batching vllm-v1, as sarathi" in " ".join(row.differs) for row in rows)
 
 
 @pytest.mark.long

@@ -316,7 +316,7 @@ def certify_plan(
         prices=findings.list_prices(problem.task, inputs.catalog, problem.gpus),
         warnings=(
             *not_certified_warnings(problem, production),
-            *findings.nodes_beyond_stock_warnings(problem, bill_fleet(fleet, placement)),
+            *findings.stock_warnings(problem, fleet, bill_fleet(fleet, placement)),
             *map(OfTraffic, _question_warnings(problem, inputs.trace)),
             *one_trace_warnings,
             *simulation_warnings,

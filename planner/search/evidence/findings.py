@@ -7,6 +7,7 @@ reports/fact_sentences.py makes sentences of them.
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -740,20 +741,39 @@ def uncounted_prefix_warnings(policies: Policies, trace: Trace) -> tuple[facts.W
     return (facts.PrefixesUncounted(alike_frac),)
 
 
-def nodes_beyond_stock_warnings(problem: Problem, bill: Bill) -> tuple[facts.Warned, ...]:
+def stock_warnings(problem: Problem, fleet: Fleet, bill: Bill) -> tuple[facts.Warned, ...]:
+    """Warnings where the fleet's nodes are more than the stock has, and where owned GPUs are not used. Empty
+    for one of several LLMs, which share the nodes and the owned GPUs.
+    """
+    if problem.limits.by_gpu:
+        return ()
+    return (*_nodes_beyond_stock(problem, bill), *_unused_owned(problem, fleet, bill))
+
+
+def _nodes_beyond_stock(problem: Problem, bill: Bill) -> list[facts.Warned]:
     """A warning for each GPU whose nodes are more than the stock has, under all of its power caps. The search
     counts the fewest nodes that hold the workers; a placement by the network's topology may take more.
     """
     stock, warnings = problem.limits.stock, list[facts.Warned]()
-    if problem.limits.by_gpu:  # Several LLMs share the nodes.
-        return ()
     for base in dict.fromkeys(row_of(node.gpu) for node in bill.nodes):
         nodes = [node for node in bill.nodes if row_of(node.gpu) == base]
         counts = [stock.get(name) for name in {row_of(g.name) for g in problem.gpus if g.base == base}]
         stock_gpus = math.inf if None in counts else sum(count or 0 for count in counts)
         if (node_count := sum(node.count for node in nodes)) * nodes[0].gpus_per_node > stock_gpus:
             warnings.append(facts.NodesBeyondStock(base, node_count, nodes[0].gpus_per_node, int(stock_gpus)))
-    return tuple(warnings)
+    return warnings
+
+
+def _unused_owned(problem: Problem, fleet: Fleet, bill: Bill) -> list[facts.Warned]:
+    """A warning for each GPU of which the question owns more than the fleet uses, while it rents others."""
+    if not bill.rented_gpus:
+        return []
+    used = Counter[str]()
+    for pool in fleet.running_pools:
+        if payment_suffix(pool.type.gpu.name) == OWNED:
+            used[row_of(pool.type.gpu.name)] += pool.count * pool.type.gpus
+    owned = problem.task.owned.items()
+    return [facts.OwnedUnused(gpu, count - used[gpu], count) for gpu, count in owned if count > used[gpu]]
 
 
 def tenant_queue_warnings(problem: Problem) -> tuple[facts.Warned, ...]:

@@ -346,7 +346,7 @@ def find_wider_fleets(problem: Problem) -> list[Counts]:
     for lifted, limit in (*singles, *several) if is_proved else (*several, *singles):
         if (lifted is unlimited and beyond_one) or problem.out_of_time():
             break
-        problem.progress("infeasible; looking for the smallest relaxation")
+        problem.progress("no fleet within the limits; looking for the smallest relaxation")
         objective: Objective = limit.of if limit.of in ("power", "cost") else "gpus"
         wider = replace(problem, limits=lifted, task=replace(problem.task, objective=objective))
         best = search_mixed_fleets(wider, search_level0(wider)).best

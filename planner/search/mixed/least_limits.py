@@ -102,7 +102,9 @@ def _narrowed(problem: Problem, kept_limits: _KeptLimits, name: str) -> _KeptLim
     """
     enough_s, missed_s = kept_limits.limits_s[name], kept_limits.missed_s[name]
     while enough_s > missed_s * PRECISION and not problem.out_of_time():
-        problem.progress(f"infeasible; {name} of {show_s(enough_s)} is kept, looking for less")
+        problem.progress(
+            f"no fleet within the limits; {name} of {show_s(enough_s)} is kept, looking for less"
+        )
         between_s = rounded_up(math.sqrt(enough_s * missed_s))
         if not missed_s < between_s < enough_s:
             break

@@ -229,7 +229,7 @@ def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> lis
     is_exact = True
     for row in rows:
         assert row.limit is not None
-        queries.progress(f"infeasible; looking for the least {row.limit.name} that would do")
+        queries.progress(f"no fleets within the limits; looking for the least {row.limit.name} that would do")
         least_use = queries.find_least([other for other in rows if other is not row], row)
         is_exact &= least_use.is_exact
         if least_use.best is not None:

@@ -46,7 +46,7 @@ from planner.search.several.joint_limits import CHEAPER_FRAC
 from planner.search.several.shared_paper import gives_way_facts
 from planner.search.several.shared_plan import AnswerTotal, LimitUse, SharedPlan
 from planner.solvers.master import FleetLimits
-from planner.units import in_unit
+from planner.units import count_text, in_unit
 
 # Steps 2 and 3 make at most this many plans, each of which takes as long as the first. With three kinds of
 # GPUs there are six ways to leave out one or two of them.
@@ -168,7 +168,9 @@ def _least_bill_plan(
     # The GPUs of each stock that the best plan could use, where these are fewer than in the question.
     reduced_stock: Mapping[str, int] = {}
     if first.fewer_gpus is not None and not out_of_time():
-        progress(f"{first.bill.idle_gpus} paid GPUs idle: all LLMs on the nodes of the least bill")
+        progress(
+            f"{count_text(first.bill.idle_gpus, 'idle paid GPU')}: all LLMs on the nodes of the least bill"
+        )
         with contextlib.suppress(InfeasibleError):
             shared = plan(question.with_tasks(partial(_with_fewer, gpus=first.fewer_gpus)))
             all_plans.append(shared)
@@ -209,8 +211,8 @@ def _least_bill_plan(
                 continue
             if len(plans) > MOST_PLANS or out_of_time():
                 break
-            idle_gpus = parent_plan.bill.idle_gpus
-            progress(f"{idle_gpus} paid GPUs idle: all LLMs without {', '.join(sorted(without))}")
+            idle_text = count_text(parent_plan.bill.idle_gpus, "idle paid GPU")
+            progress(f"{idle_text}: all LLMs without {', '.join(sorted(without))}")
             try:
                 shared = plan(question.with_tasks(partial(_without_kinds, kinds=without)))
             except InfeasibleError:
@@ -221,7 +223,7 @@ def _least_bill_plan(
             if _is_better(shared, best):
                 best, reduced_stock = shared, dict.fromkeys(without, 0)
     if best.bill.idle_gpus and not out_of_time():
-        progress(f"{best.bill.idle_gpus} paid GPUs idle: each LLM on nodes of its own")
+        progress(f"{count_text(best.bill.idle_gpus, 'idle paid GPU')}: each LLM on nodes of its own")
         with contextlib.suppress(InfeasibleError):
             shared = plan(question, own_nodes=True)
             all_plans.append(shared)
