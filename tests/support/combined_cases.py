@@ -180,7 +180,7 @@ def compare_memory(seed: int, *, is_shared: bool = False) -> None:
         fleet, trace, AsyncOffloadReference if is_async else OffloadReference, f"seed {seed}"
     )
     assert isinstance(plain, OffloadReference)
-    if found.reloaded_tokens is not None:
+    if found.reloaded_tokens is not None and not plain.is_not_compared:
         theirs = [max(tokens, 0) for tokens in plain.loaded_tokens]
         np.testing.assert_array_equal(found.reloaded_tokens, theirs, err_msg=f"loaded, seed {seed}")
 

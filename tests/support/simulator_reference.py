@@ -174,7 +174,8 @@ class Reference:
         self.link_free_s = self.link_last_s = -math.inf
         self.event_s = -math.inf  # of the last event that was no arrival
         self.last_end = WORKER, -math.inf  # kind and time of the last end of a step or a transfer
-        self.is_tied = False  # a transfer ended with a step, but for rounding
+        # A transfer ended with a step, but for rounding; or the kernel simulates on purpose something else.
+        self.is_not_compared = False
         self.transfers = self.done = self.released = 0
         self.out_of_step: Request | None = None  # a decode that is preempted from the step that is formed
 
@@ -215,7 +216,7 @@ class Reference:
             else:
                 now, kind, index = heapq.heappop(self.events)
                 if kind == LINK or (kind == WORKER and self.in_line[index].step_start_s is not None):
-                    self.is_tied |= kind != self.last_end[0] and now - self.last_end[1] < 1e-9
+                    self.is_not_compared |= kind != self.last_end[0] and now - self.last_end[1] < 1e-9
                     self.last_end = kind, now
                 self.event_s = now
                 self.happen(kind, index, now)
