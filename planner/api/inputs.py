@@ -13,16 +13,19 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
 from planner.api.questions import TaskDocument, is_question, read_task
 from planner.documents import fleet_file as fleets
 from planner.documents.catalog import Catalog, CatalogLike, read_catalog
 from planner.documents.fleet_in_question import complete_fleet
 from planner.documents.log_columns import KEYS as LOG_OPTION_KEYS
 from planner.documents.log_columns import log_options_of, parse_log_options
+from planner.documents.policy_choices import PolicyChoices
 from planner.documents.slo import parse_slo
 from planner.documents.task import PlanQuestion
-from planner.domain import MOST_SEED, Slo
-from planner.errors import InputError
+from planner.domain import KV_BLOCK_TOKENS, MOST_SEED, Slo
+from planner.errors import InputError, PlannerError
 from planner.files.checked_files import read_yaml
 from planner.files.document_values import refused_value
 from planner.fleet import Fleet
@@ -228,7 +231,32 @@ def _question_warnings(task: PlanQuestion, catalog: Catalog) -> list[str]:
     if described is not None and described.mean_rps * described.duration_s <= MOST_CHECKED_REQUESTS:
         requests = draw_requests(described, seed=0)
         check_described_lengths(described, requests, catalog.served_llm(task.llm))
+    if task.policies.axes != PolicyChoices().axes:
+        _check_choices(task, catalog)
     return list(task.warnings)
+
+
+def _check_choices(task: PlanQuestion, catalog: Catalog) -> None:
+    """Raise InputError for policies that are not simulated with the rest of the question, for example with
+    its adapters.
+    """
+    from planner.search.mixed.policy_search import simulated_choices  # These are slow to import.
+    from planner.search.oracle.traffic_request import TrafficRequest
+    from planner.search.problem.build_problem import build_problem
+
+    # It has all that policies may look at.
+    a_request = Trace(
+        *("a request", np.zeros(1), np.full(1, 100), np.full(1, 10)),
+        prefix_offsets=np.array([0, 1]),
+        prefix_ids=np.zeros(1, np.int64),
+        prefix_block_tokens=KV_BLOCK_TOKENS,
+        tenants=("a tenant",),
+    )
+    try:
+        problem = build_problem(task, a_request, catalog, request=TrafficRequest(a_request, ""))
+    except PlannerError:  # The question needs its own traffic, or has no fleet: `plan` says which.
+        return
+    simulated_choices(problem)
 
 
 def plan_file(path: str | Path) -> Path:

@@ -243,6 +243,21 @@ def test_doubts_of_several_llms_name_them(catalog: Catalog, tmp_path: Path) -> N
     assert doubt.startswith("chat, code: fleet: prices: h100-80g costs 20 USD/h")
 
 
+def test_policies_that_are_not_simulated_together_are_refused(catalog: Catalog, tmp_path: Path) -> None:
+    """`plan check` called a question right that `plan` refuses."""
+    file = tmp_path / "slo.yaml"
+    text = "llm: llama-3.1-8b\nslo: {ttft: {p90: 2 s}}\nlora: {max_loras: 8, max_rank: 16, adapters: 8}\n"
+    file.write_text(text + "policies: {batching: orca}\n")
+    with pytest.raises(InputError, match="lora: needs batching vllm-v1, found 'orca'"):
+        check_file(file, catalog)
+    file.write_text(text + "policies: {queue: sjf}\n")
+    assert check_file(file, catalog) == []
+    offload = "{queue: dlpm, prefix_cache: true, kv_offload: {size: 20 GB, bandwidth: 20 GB/s}}"
+    file.write_text(f"llm: llama-3.1-8b\nslo: {{ttft: {{p90: 2 s}}}}\npolicies: {offload}\n")
+    with pytest.raises(InputError, match="kv_offload: is not simulated with queue 'dlpm'"):
+        check_file(file, catalog)
+
+
 def test_described_traffic_too_long_for_the_llm_is_refused(catalog: Catalog, tmp_path: Path) -> None:
     """`plan check` called a question right that `plan` refuses."""
     file = tmp_path / "slo.yaml"

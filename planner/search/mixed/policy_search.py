@@ -12,7 +12,7 @@ from functools import partial
 
 from planner.documents.policy_choices import name_policies
 from planner.errors import InfeasibleError, InputError
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import likely_fleet
 from planner.search.level0.one_pool import Level0Search
 from planner.search.mixed.agents_reach import find_reachable_fleet
@@ -80,10 +80,18 @@ def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
     return is_known or replace(oracle, trace=draw, draws=()).holds(best)
 
 
-def _check_simulated(problem: Problem) -> None:
-    """Raise InputError for policies with which no worker type is simulated."""
-    if not problem.options() and (left_out := problem.options_not_simulated()):
-        raise InputError(reason_text(left_out[0].because))
+def simulated_choices(problem: Problem) -> tuple[Policies, ...]:
+    """The choices of policies that are searched. Raises InputError for one with which no worker type of the
+    question is simulated.
+    """
+    choices = problem.task.policy_choices()
+    if _needs_caches(problem):
+        choices = tuple(policies for policies in choices if policies.prefix_cache)
+    for policies in choices:
+        policy_problem = with_policies(problem, policies)
+        if not policy_problem.options() and (left_out := policy_problem.options_not_simulated()):
+            raise InputError(reason_text(left_out[0].because))
+    return choices
 
 
 def _search_each_choice(
@@ -95,11 +103,7 @@ def _search_each_choice(
     searches: list[PolicySearch] = []
     failures: list[tuple[Problem, NoFleet]] = []
     unlimited_best: list[Fleet] = []
-    choices = problem.task.policy_choices()
-    if _needs_caches(problem):
-        choices = tuple(policies for policies in choices if policies.prefix_cache)
-    for policies in choices:
-        _check_simulated(with_policies(problem, policies))
+    choices = simulated_choices(problem)
     for policies in choices:
         policy_problem = with_policies(problem, policies)
         if policies.prefix_cache:
