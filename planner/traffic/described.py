@@ -195,9 +195,14 @@ class Description:
 
     def _scaled_by(self, factor: float) -> Description:
         """The same traffic at `factor` times the rate; F(T) - cv^2 is proportional to the rate."""
-        squared_cv = 1.0 if self.gap_cv is None else self.gap_cv**2
+        squared_cv = self.squared_gap_cv
         fano = tuple((window_s, squared_cv + (value - squared_cv) * factor) for window_s, value in self.fano)
         return replace(self, growth=self.growth * factor, fano=fano)
+
+    @property
+    def squared_gap_cv(self) -> float:
+        """cv^2 in the module's docstring; that of a Poisson process, 1, if no `gap_cv` is given."""
+        return 1.0 if self.gap_cv is None else self.gap_cv**2
 
     @property
     def agent_count(self) -> int | None:
@@ -275,7 +280,7 @@ def check_description(description: Description) -> None:
             f"{requests:.4g} requests, expected {LEAST_DRAWN} to {MOST_DRAWN}; set "
             f"duration to {enough_s:.6g} s or {'more' if are_too_few else 'less'}"
         )
-    squared_cv = 1.0 if description.gap_cv is None else description.gap_cv**2
+    squared_cv = description.squared_gap_cv
     if description.fano:
         least_s = description.every_s if description.is_curve else description.duration_s
         for window_s, value in description.fano:
@@ -350,18 +355,18 @@ def _draw_clients(description: Description, seed: int) -> Trace:
     added, outputs = _draw_lengths(description, shares, client, at_s, rng)
     prefix = _draw_prefixes(description.prefixes, session, rng)
     shared = 0 if description.prefixes is None else description.prefixes.tokens
-    inputs = added  # Without sessions these are the whole prompts.
     warnings: tuple[str, ...] = ()
-    if description.sessions is None and description.most_tokens:
-        inputs, outputs, warnings = _cut_to_fit(inputs, outputs, description.most_tokens)
-    if description.sessions is not None:
+    if description.sessions is None:
+        inputs = added  # Without sessions these are the whole prompts.
+        if description.most_tokens:
+            inputs, outputs, warnings = _cut_to_fit(inputs, outputs, description.most_tokens)
+        fits = np.ones(len(at_s), dtype=bool)
+    else:
         # The prompt of a turn is the whole conversation before it, and the shared text once.
         inputs = _context_tokens(added, outputs, session, turn) + shared
         fits = inputs + outputs <= description.sessions.most_tokens
         # A session ends before its first turn that is too long, so later turns are dropped too.
         fits &= ~_is_from_long_turn(fits, session)
-    else:
-        fits = np.ones(len(at_s), dtype=bool)
     # Turns before time 0 belong to sessions that began before it.
     keep = np.flatnonzero(fits & (at_s >= 0) & (at_s < description.duration_s))
     if len(keep) < 2:
@@ -409,8 +414,9 @@ def _cut_to_fit(
 
 
 def _draw_agents(description: Description, agents: Agents, seed: int) -> Trace:
-    """Draw the requests of all agents. With growth their number is rounded to a whole one."""
-    count = max(round(agents.count * description.growth), 1)
+    """Draw the requests of all agents, of whom there are `description.agent_count`."""
+    count = description.agent_count
+    assert count is not None
     grown = replace(agents, count=count)
     lengths = description.input, description.output
     drawn = draw_agents(grown, lengths, description.duration_s, seed=seed, name=description.name)
@@ -471,8 +477,9 @@ def _curve_corrections(
     middle_s = (edges_s[1:] + edges_s[:-1]) / 2 + description.from_s()
     interval = np.floor(middle_s / description.every_s).astype(np.int64)
     interval -= interval.min()  # With sessions the cells begin before time 0.
-    wanted, with_factor = np.bincount(interval, expected), np.bincount(interval, expected * factor)
-    return np.divide(wanted, with_factor, out=np.ones(len(wanted)), where=with_factor > 0)[interval]
+    by_curve, with_factor = np.bincount(interval, expected), np.bincount(interval, expected * factor)
+    # A sum of 0 cannot be scaled, so such an interval keeps the factor 1.
+    return np.divide(by_curve, with_factor, out=np.ones(len(by_curve)), where=with_factor > 0)[interval]
 
 
 def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -483,8 +490,7 @@ def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.
     rates = np.repeat(clients.rate_shares()[:, None], len(edges_s) - 1, axis=1)
     for scale_s in CLIENT_RATE_S:
         blocks = math.ceil((edges_s[-1] - edges_s[0]) / scale_s) + 1  # One more, as the phase is random.
-        # With mean 1, as in `_gamma_factors`.
-        values = rng.gamma(1 / CLIENT_RATE_VAR, CLIENT_RATE_VAR, (clients.count, blocks))
+        values = _gamma_factors(CLIENT_RATE_VAR, (clients.count, blocks), rng)
         phase_s = rng.uniform(0.0, scale_s, clients.count)
         middle_s = (edges_s[1:] + edges_s[:-1]) / 2 - edges_s[0]
         block = ((middle_s[None, :] + phase_s[:, None]) / scale_s).astype(np.int64)
@@ -578,7 +584,7 @@ def time_scales(description: Description) -> list[tuple[float, float]]:
         # Over the windows of all intervals both the variance and the mean of counts are sums, so this is the
         # rate in F(T).
         float((rates**2).sum() / rates.sum()),
-        1.0 if description.gap_cv is None else description.gap_cv**2,
+        description.squared_gap_cv,
         description.every_s if description.is_curve else description.duration_s,
     )
 
@@ -825,25 +831,30 @@ def _draw_prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.
 
 
 def _prompt_blocks(
-    inputs: IntArray, session: IntArray, prefix: IntArray, shared: int, keep: IntArray, has_sessions: bool
+    inputs: IntArray,
+    session: IntArray,
+    prefix: IntArray,
+    shared_tokens: int,
+    keep: IntArray,
+    has_sessions: bool,
 ) -> tuple[IntArray, IntArray, int]:
     """Offsets (kept requests + 1,), ids and size in tokens of the prompt blocks that requests may share:
-    blocks of a shared text (`shared` tokens long), and in sessions all other blocks too. Blocks are made
+    blocks of a shared text (`shared_tokens` long), and in sessions all other blocks too. Blocks are made
     larger until there are at most MOST_IDS ids, and at most MOST_MEAN_IDS in the mean prompt, as in traces
     from files.
     """
-    if not shared and not has_sessions:
+    if not shared_tokens and not has_sessions:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
-    tokens = inputs[keep] if has_sessions else np.minimum(inputs[keep], shared)
-    block = KV_BLOCK_TOKENS
-    while int((tokens // block).sum()) > min(MOST_IDS, MOST_MEAN_IDS * len(keep)):
-        block *= 2
-    count = tokens // block
+    tokens = inputs[keep] if has_sessions else np.minimum(inputs[keep], shared_tokens)
+    block_tokens = KV_BLOCK_TOKENS
+    while int((tokens // block_tokens).sum()) > min(MOST_IDS, MOST_MEAN_IDS * len(keep)):
+        block_tokens *= 2
+    count = tokens // block_tokens
     offsets = np.concatenate(([0], np.cumsum(count)))
-    number = index_ranges(np.zeros_like(count), count)
-    shared_blocks = shared // block
+    place = index_ranges(np.zeros_like(count), count)
+    shared_blocks = shared_tokens // block_tokens
     longest = int(count.max()) + 1
     # Each text and each session has a range of `longest` ids; the ranges of texts come first.
-    session_ids = (np.repeat(session[keep], count) + 1 + int(prefix.max())) * longest + number
-    text_ids = np.repeat(prefix[keep], count) * longest + number
-    return offsets, np.where(number < shared_blocks, text_ids, session_ids), block
+    session_ids = (np.repeat(session[keep], count) + 1 + int(prefix.max())) * longest + place
+    text_ids = np.repeat(prefix[keep], count) * longest + place
+    return offsets, np.where(place < shared_blocks, text_ids, session_ids), block_tokens
