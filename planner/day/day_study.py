@@ -470,8 +470,8 @@ def _run_each(
         return rows
     progress(f"{', '.join(each.row.name for each in chosen)}: the day")
     rows = []
-    sent = executors.run_items(_run_to_send, chosen, shared=inputs)
-    for each, (row, settings, why_not) in zip(chosen, sent, strict=True):
+    controller_runs = executors.run_items(_run_to_send, chosen, shared=inputs)
+    for each, (row, settings, why_not) in zip(chosen, controller_runs, strict=True):
         if row is not None:
             row = [
                 replace(day, chosen=replace(each, **tuned), knowledge=known)
@@ -701,11 +701,13 @@ def summarize_run(
         name,
         dict(parameters),
         run,
-        billed_usd(terms, ((span.pool, span.requested_s, span.gone_s) for span in run.spans)),
-        sum(gpus[span.pool] * (span.gone_s - span.requested_s) for span in run.spans) / HOUR_S,
-        window_verdicts(run.simulation, slo, run.simulation.edges_s),
-        effects_of_changes(run, slo),
-        find_oscillations(run.requested_s, run.requested_sizes, [pool.start_s for pool in pools]),
+        usd=billed_usd(terms, ((span.pool, span.requested_s, span.gone_s) for span in run.spans)),
+        gpu_hours=sum(gpus[span.pool] * (span.gone_s - span.requested_s) for span in run.spans) / HOUR_S,
+        windows=window_verdicts(run.simulation, slo, run.simulation.edges_s),
+        effects=effects_of_changes(run, slo),
+        oscillations=find_oscillations(
+            run.requested_s, run.requested_sizes, [pool.start_s for pool in pools]
+        ),
     )
 
 
@@ -843,10 +845,10 @@ def _rate_history(trace: Trace, end_s: float) -> History:
     return History(BUCKET_S, np.histogram(trace.arrival_s, edges_s)[0] / BUCKET_S)
 
 
-def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -> Knowledge:
+def gather_knowledge(question: DayQuestion, rules_trace: Trace, train: Trace | None) -> Knowledge:
     """What a controller may know: pools, limits, and the traffic before the judged part, if any (`train`).
 
-    Its table of capacity and its rules are made of the traffic `known`. `question` has the whole traffic.
+    Its table of capacity and its rules are made of `rules_trace`. `question` has the whole traffic.
     """
 
     def tightest_s(*metrics: str) -> float | None:
@@ -857,7 +859,7 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
     train_end_s = (
         0.0 if train is None else _training_end_s(question.trace, question.train_frac, question.until_s)
     )
-    longest_tokens = int((known.input_tokens + known.output_tokens).max())
+    longest_tokens = int((rules_trace.input_tokens + rules_trace.output_tokens).max())
     engines = tuple(engine_profile(pool.type, longest_tokens) for pool in question.fleet.pools)
     return Knowledge(
         pools=question.pools,
@@ -869,9 +871,9 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
         tpot_s=tightest_s("tpot", "tbt"),
         capacity=capacity_table(
             question.fleet,
-            known,
+            rules_trace,
             question.slo,
-            highest_rps=_highest_rps(known, question.window_s),
+            highest_rps=_highest_rps(rules_trace, question.window_s),
             most=[pool.most for pool in question.pools],
         ),
         engines=engines,
@@ -881,7 +883,7 @@ def gather_knowledge(question: DayQuestion, known: Trace, train: Trace | None) -
             for pool in question.fleet.pools
         ),
         rules=fit_load_rules(
-            question.fleet, known, question.slo, engines, most=[pool.most for pool in question.pools]
+            question.fleet, rules_trace, question.slo, engines, most=[pool.most for pool in question.pools]
         ),
         history=None if train is None else _rate_history(train, train_end_s),
     )
